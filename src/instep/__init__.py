@@ -23,12 +23,11 @@ if TYPE_CHECKING:
         mean as mean,
         rank as rank,
         total as total,
-        world as world,
         world_size as world_size,
     )
     from instep.data import shard as shard
     from instep.errors import InstepError as InstepError
-    from instep.world import World as World
+    from instep.world import World as World, detect as world
 
 __version__ = "0.1.0"
 
@@ -51,17 +50,18 @@ _HOMES = {
             "mean",
             "rank",
             "total",
-            "world",
             "world_size",
         ),
         "instep.comm",
     ),
 }
 
-__all__ = ["__version__", *sorted(_HOMES)]  # noqa: PLE0604  # ruff cannot see that the keys are strings
+__all__ = ["__version__", "world", *sorted(_HOMES)]  # noqa: PLE0604  # ruff cannot see that the keys are strings
 
 
 def __getattr__(name: str) -> Any:
+    if name == "world":
+        return import_module("instep.world")  # a package that can be called: see its first lines
     if name not in _HOMES:
         raise AttributeError(f"module 'instep' has no attribute {name!r}")
     value = getattr(import_module(_HOMES[name]), name)
