@@ -9,8 +9,6 @@ everything that runs on the machine and removes its interfaces; nothing of the h
 
 from __future__ import annotations
 
-import ctypes
-import signal
 import subprocess
 import tempfile
 from contextlib import contextmanager
@@ -18,10 +16,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tests.commands import Result, run_command
+from tests.commands import run_command
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
+
+    from tests.commands import Result
 
 DOCKER_ADDR = "172.17.0.1"  # the same on every machine: nobody can be reached through it
 
@@ -108,20 +108,14 @@ def _etc_hosts(names: Sequence[str], on_loopback: str | None) -> str:
 def _boot(name: str, table: Path) -> subprocess.Popen[str]:
     unshare = ["unshare", "--net", "--uts", "--mount", "--ipc", "--pid", "--fork", "--kill-child", "--mount-proc"]
     holder = subprocess.Popen(
-        [*unshare, "sh", "-c", BOOT, "boot", name, str(table)],
+        ["setpriv", "--pdeathsig", "KILL", *unshare, "sh", "-c", BOOT, "boot", name, str(table)],
         stdout=subprocess.PIPE,
         text=True,
         start_new_session=True,
-        preexec_fn=_die_with_parent,
     )
     assert holder.stdout is not None
     assert holder.stdout.readline() == "up\n", f"machine {name} did not start"
     return holder
-
-
-def _die_with_parent() -> None:
-    pr_set_pdeathsig = 1
-    ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
 
 
 def _first_child(pid: int) -> int:

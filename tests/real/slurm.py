@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import tempfile
@@ -11,11 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tests.commands import Result, run_command
 from tests.real.hosts import Host, hosts
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
+
+    from tests.commands import Result
 
 CONFIG = """
 ClusterName=instep-test
@@ -103,7 +105,7 @@ def _configure(made: Cluster, cpus: int, extra: str) -> None:
     # Without systemd a namespace has no cgroup tree of its own; v1's start touches nothing.
     (folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")
     key = folder / "munge.key"
-    key.write_bytes(Path("/dev/urandom").open("rb").read(1024))
+    key.write_bytes(os.urandom(1024))
     key.chmod(0o400)
 
 
