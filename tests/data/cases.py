@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import random
 from itertools import count
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -22,15 +22,18 @@ from torch.utils.data import (
 
 import instep
 
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
 
-class Numbers(Dataset):
+
+class Numbers(Dataset[Any]):
     def __init__(self, size: int) -> None:
         self.size = size
 
     def __len__(self) -> int:
         return self.size
 
-    def __getitem__(self, index: int) -> int:
+    def __getitem__(self, index: int) -> Any:
         if not 0 <= index < self.size:
             raise IndexError(index)
         return index
@@ -43,11 +46,11 @@ class Augmented(Numbers):
         return index, torch.rand(()).item(), float(np.random.random()), random.random()
 
 
-class Stream(IterableDataset):
+class Stream(IterableDataset[Any]):
     def __init__(self, size: int) -> None:
         self.size = size
 
-    def __iter__(self):
+    def __iter__(self) -> Iterator[Any]:
         return iter(range(self.size))
 
 
@@ -59,12 +62,12 @@ class SizedStream(Stream):
 class ShuffledStream(Stream):
     """Draws its order from the global generator, as streams with a shuffle buffer do."""
 
-    def __iter__(self):
+    def __iter__(self) -> Iterator[Any]:
         yield from torch.randperm(self.size).tolist()
 
 
 class AugmentedStream(Stream):
-    def __iter__(self):
+    def __iter__(self) -> Iterator[Any]:
         for index in range(self.size):
             yield index, torch.rand(()).item(), float(np.random.random()), random.random()
 
@@ -72,24 +75,24 @@ class AugmentedStream(Stream):
 class WorkerStream(Stream):
     """Divides itself among the workers of one process, as torch's documentation shows it."""
 
-    def __iter__(self):
+    def __iter__(self) -> Iterator[Any]:
         info = get_worker_info()
         return iter(range(self.size)) if info is None else iter(range(info.id, self.size, info.num_workers))
 
 
-class NumpySampler(Sampler):
+class NumpySampler(Sampler[Any]):
     def __init__(self, size: int) -> None:
         self.size = size
 
     def __len__(self) -> int:
         return self.size
 
-    def __iter__(self):
+    def __iter__(self) -> Iterator[Any]:
         yield from np.random.permutation(self.size).tolist()
 
 
 class PythonSampler(NumpySampler):
-    def __iter__(self):
+    def __iter__(self) -> Iterator[Any]:
         order = list(range(self.size))
         random.shuffle(order)
         yield from order
@@ -102,22 +105,22 @@ class OwnGeneratorSampler(NumpySampler):
         super().__init__(size)
         self.random = np.random.default_rng(5)
 
-    def __iter__(self):
+    def __iter__(self) -> Iterator[Any]:
         yield from self.random.permutation(self.size).tolist()
 
 
-class Endless(Sampler):
+class Endless(Sampler[Any]):
     """Draws one index at a time from the global generator, for ever."""
 
     def __init__(self, size: int) -> None:
         self.size = size
 
-    def __iter__(self):
+    def __iter__(self) -> Iterator[Any]:
         for _ in count():
             yield int(torch.randint(self.size, ()))
 
 
-class Pairs(Sampler):
+class Pairs(Sampler[Any]):
     """A batch sampler with batches of two kinds of length."""
 
     def __init__(self, size: int) -> None:
@@ -126,7 +129,7 @@ class Pairs(Sampler):
     def __len__(self) -> int:
         return len(list(iter(self)))
 
-    def __iter__(self):
+    def __iter__(self) -> Iterator[Any]:
         order = list(self.sampler)
         for at in range(0, len(order), 3):
             yield order[at : at + 2]
@@ -134,7 +137,7 @@ class Pairs(Sampler):
                 yield rest
 
 
-SAMPLERS = {
+SAMPLERS: dict[str, Callable[[], Any]] = {
     "random": lambda: RandomSampler(range(10)),
     "generator": lambda: RandomSampler(range(10), generator=torch.Generator()),
     "replacement": lambda: RandomSampler(range(10), replacement=True, num_samples=17),
@@ -166,5 +169,5 @@ def by_step(loaders: list[Any]) -> list[list[int]]:
     return [sorted(i for batches in all_batches for i in flat(batches[k : k + 1])) for k in range(steps)]
 
 
-def loader_over(sampler: Any, size: int, batch_size: int, **options: Any) -> DataLoader:
+def loader_over(sampler: Any, size: int, batch_size: int, **options: Any) -> DataLoader[Any]:
     return DataLoader(Numbers(size), batch_size=batch_size, sampler=sampler, **options)

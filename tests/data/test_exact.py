@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from torch.utils.data import DataLoader, SubsetRandomSampler, WeightedRandomSampler
@@ -10,8 +11,12 @@ from torch.utils.data import DataLoader, SubsetRandomSampler, WeightedRandomSamp
 import instep
 from tests.data.cases import Numbers, by_step, epoch, flat, ranks
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
 SIZES = [1, 3, 5, 7, 10, 13]
-ORDERS = {
+ORDERS: dict[str, Callable[[], dict[str, Any]]] = {
     "sequential": dict,
     "shuffle": lambda: {"shuffle": True},
     "subset 7 of 10": lambda: {"sampler": SubsetRandomSampler([9, 2, 4, 0, 7, 5, 1])},
@@ -27,8 +32,8 @@ TABLE = [(size, kind) for size in SIZES for kind in ("sequential", "shuffle")] +
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4])
 @pytest.mark.parametrize("batch_size", [1, 2, 4])
 @pytest.mark.parametrize("as_loader", [False, True])
-def test_exact(size, kind, world_size, batch_size, as_loader):
-    def divided(world: int, per_rank: int) -> list:
+def test_exact(size: int, kind: str, world_size: int, batch_size: int, as_loader: bool) -> None:
+    def divided(world: int, per_rank: int) -> list[Any]:
         options = ORDERS[kind]()
         if as_loader:
             return ranks(DataLoader(Numbers(size), batch_size=per_rank, **options), world)
@@ -50,7 +55,7 @@ def test_exact(size, kind, world_size, batch_size, as_loader):
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4])
-def test_drop_last_drops_the_global_batch(size, world_size):
+def test_drop_last_drops_the_global_batch(size: int, world_size: int) -> None:
     whole = by_step(ranks(Numbers(size), 1, 2 * world_size, shuffle=True))
     full = [batch for batch in whole if len(batch) == 2 * world_size]
 
@@ -59,14 +64,14 @@ def test_drop_last_drops_the_global_batch(size, world_size):
     assert {len(loader) for loader in loaders} == {len(full)}
 
 
-def test_fewer_samples_than_ranks():
+def test_fewer_samples_than_ranks() -> None:
     loaders = ranks(Numbers(2), 4, 8)
 
     assert [epoch(loader) for loader in loaders] == [[[0]], [[1]], [], []]
     assert [len(loader) for loader in loaders] == [1, 1, 0, 0]
 
 
-def test_idle_ranks_are_announced_once(caplog):
+def test_idle_ranks_are_announced_once(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         ranks(Numbers(9), 4, 2, shuffle=True)
     (record,) = caplog.records
@@ -86,8 +91,8 @@ def test_idle_ranks_are_announced_once(caplog):
     assert "leaves no step" in caplog.text
 
 
-def test_a_loader_is_taken_over():
-    def pairs(samples):
+def test_a_loader_is_taken_over() -> None:
+    def pairs(samples: Any) -> list[tuple[int, int]]:
         return [(i, -i) for i in samples]
 
     context = "forkserver"
@@ -109,7 +114,7 @@ def test_a_loader_is_taken_over():
     assert list(instep.shard(plain, rank=1, world_size=2)) == [[(1, -1), (3, -3)], [(5, -5), (7, -7)]]
 
 
-def test_the_user_worker_init_function_finds_the_user_dataset():
+def test_the_user_worker_init_function_finds_the_user_dataset() -> None:
     for options in ({}, {"persistent_workers": True}):
         loader = instep.shard(Numbers(4), 2, num_workers=1, worker_init_fn=shrink, rank=0, world_size=1, **options)
         assert epoch(loader) == [[0, 1], [2, 3]]
@@ -118,10 +123,12 @@ def test_the_user_worker_init_function_finds_the_user_dataset():
 def shrink(worker_id: int) -> None:
     from torch.utils.data import get_worker_info
 
-    assert type(get_worker_info().dataset) is Numbers
+    info = get_worker_info()
+    assert info is not None
+    assert type(info.dataset) is Numbers
 
 
-def test_already_sharded_data_passes_through():
+def test_already_sharded_data_passes_through() -> None:
     loader = instep.shard([10, 11, 12], 2, rank=1, world_size=2, already_sharded=True)
 
     assert epoch(loader) == [[10, 11], [12]]

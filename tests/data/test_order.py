@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import random
 from itertools import islice
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -14,17 +15,20 @@ from torch.utils.data import DataLoader, RandomSampler, Sampler
 import instep
 from tests.data.cases import SAMPLERS, Augmented, Endless, Numbers, Pairs, by_step, epoch, flat, loader_over, ranks
 
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
 
 def disturb() -> None:
     torch.rand(7), np.random.random(3), random.random()
 
 
-def states() -> tuple:
+def states() -> tuple[Any, ...]:
     return torch.get_rng_state().tolist(), str(np.random.get_state()), random.getstate()
 
 
 @pytest.mark.parametrize("kind", SAMPLERS)
-def test_order_depends_on_seed_and_epoch_alone(kind):
+def test_order_depends_on_seed_and_epoch_alone(kind: str) -> None:
     first = instep.shard(loader_over(SAMPLERS[kind](), 10, 4), seed=3, rank=0, world_size=1)
     epochs = [epoch(first) for _ in range(3)]
     disturb()
@@ -42,7 +46,7 @@ def test_order_depends_on_seed_and_epoch_alone(kind):
 
 
 @pytest.mark.parametrize("kind", SAMPLERS)
-def test_drawing_leaves_no_trace(kind):
+def test_drawing_leaves_no_trace(kind: str) -> None:
     sampler = SAMPLERS[kind]()
     own = getattr(sampler, "generator", None)
     before, state = states(), own.get_state().tolist() if own else None
@@ -59,7 +63,7 @@ def test_drawing_leaves_no_trace(kind):
     assert (own.get_state().tolist() if own else None) == state
 
 
-def test_an_own_generator_is_given_back():
+def test_an_own_generator_is_given_back() -> None:
     sampler = SAMPLERS["own generator"]()
     before = str(sampler.random.bit_generator.state)
 
@@ -68,7 +72,7 @@ def test_an_own_generator_is_given_back():
     assert str(sampler.random.bit_generator.state) == before
 
 
-def test_interleaved_iterations_do_not_mix():
+def test_interleaved_iterations_do_not_mix() -> None:
     loader = instep.shard(Numbers(12), 4, shuffle=True, rank=0, world_size=1)
     one, two = epoch(loader), epoch(loader)
     loader.epoch = 0
@@ -78,7 +82,7 @@ def test_interleaved_iterations_do_not_mix():
     assert [b.tolist() for _, b in pairs] == two
 
 
-def test_leaving_an_epoch_early_moves_on():
+def test_leaving_an_epoch_early_moves_on() -> None:
     loader = instep.shard(Numbers(12), 4, shuffle=True, rank=0, world_size=1)
     epochs = [epoch(loader), epoch(loader)]
     loader.epoch = 0
@@ -87,7 +91,7 @@ def test_leaving_an_epoch_early_moves_on():
     assert epoch(loader) == epochs[1]
 
 
-def test_endless_samplers_are_drawn_lazily():
+def test_endless_samplers_are_drawn_lazily() -> None:
     data = DataLoader(Numbers(100), batch_size=6, sampler=Endless(100))
     alone = [b.tolist() for b in islice(instep.shard(data, rank=0, world_size=1), 400)]
     three = [
@@ -102,8 +106,8 @@ def test_endless_samplers_are_drawn_lazily():
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4, 7])
 @pytest.mark.parametrize("drop_last", [False, True])
-def test_batch_samplers_deal_their_batches_in_turn(world_size, drop_last):
-    def plain() -> DataLoader:
+def test_batch_samplers_deal_their_batches_in_turn(world_size: int, drop_last: bool) -> None:
+    def plain() -> DataLoader[Any]:
         return DataLoader(Numbers(10), batch_sampler=Pairs(10))
 
     alone = epoch(instep.shard(plain(), rank=0, world_size=1))
@@ -117,15 +121,15 @@ def test_batch_samplers_deal_their_batches_in_turn(world_size, drop_last):
         assert sorted(flat(alone)) == list(range(10))
 
 
-def test_a_sampler_is_told_the_epoch():
-    class Told(Sampler):
-        def set_epoch(self, epoch):
+def test_a_sampler_is_told_the_epoch() -> None:
+    class Told(Sampler[Any]):
+        def set_epoch(self, epoch: int) -> None:
             self.epoch = epoch
 
-        def __len__(self):
+        def __len__(self) -> int:
             return 4
 
-        def __iter__(self):
+        def __iter__(self) -> Iterator[Any]:
             return iter([self.epoch] * 4)
 
     loader = instep.shard(Numbers(10), 2, sampler=Told(), rank=0, world_size=1)
@@ -133,7 +137,7 @@ def test_a_sampler_is_told_the_epoch():
     assert [epoch(loader)[0], epoch(loader)[0]] == [[0, 0], [1, 1]]
 
 
-def test_without_batching_samples_come_one_by_one():
+def test_without_batching_samples_come_one_by_one() -> None:
     data = DataLoader(Numbers(7), batch_size=None, sampler=RandomSampler(range(7)))
     alone = list(instep.shard(data, rank=0, world_size=1))
 
@@ -142,15 +146,15 @@ def test_without_batching_samples_come_one_by_one():
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_order_is_the_same_with_workers(workers):
+def test_order_is_the_same_with_workers(workers: int) -> None:
     whole = by_step(ranks(Numbers(50), 1, 6, shuffle=True))
 
     assert by_step(ranks(Numbers(50), 2, 3, shuffle=True, num_workers=workers)) == whole
 
 
 @pytest.mark.parametrize("options", [{}, {"num_workers": 2}, {"num_workers": 2, "persistent_workers": True}])
-def test_augmentation_differs_everywhere_and_can_be_repeated(options):
-    def draws(loader):
+def test_augmentation_differs_everywhere_and_can_be_repeated(options: dict[str, Any]) -> None:
+    def draws(loader: Any) -> list[Any]:
         return [sample for batch in loader for sample in zip(*(part.tolist() for part in batch), strict=True)]
 
     before = states()

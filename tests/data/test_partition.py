@@ -13,7 +13,7 @@ PARTITIONS = st.builds(Partition, st.integers(1, 9), st.integers(1, 7), st.boole
 
 
 @given(PARTITIONS, st.integers(0, 200))
-def test_each_unit_goes_to_one_rank(part, units):
+def test_each_unit_goes_to_one_rank(part: Partition, units: int) -> None:
     taken = [[i for _, mine in part.share(iter(range(units)), rank) for i in mine] for rank in range(part.world_size)]
 
     assert sorted(flat(taken)) == list(range(part.kept(units)))
@@ -22,7 +22,7 @@ def test_each_unit_goes_to_one_rank(part, units):
 
 
 @given(PARTITIONS, st.integers(0, 200))
-def test_a_step_is_a_slice_of_the_order(part, units):
+def test_a_step_is_a_slice_of_the_order(part: Partition, units: int) -> None:
     batches = [list(part.share(iter(range(units)), rank)) for rank in range(part.world_size)]
 
     for step in range(part.steps(units)):
@@ -35,7 +35,7 @@ def test_a_step_is_a_slice_of_the_order(part, units):
 
 
 @given(st.integers(1, 4), st.sampled_from([1, 2, 3, 4, 6]), st.integers(0, 100), st.booleans())
-def test_the_union_depends_on_the_global_batch_alone(rest, world_size, units, drop_last):
+def test_the_union_depends_on_the_global_batch_alone(rest: int, world_size: int, units: int, drop_last: bool) -> None:
     block = 12 * rest
     part, alone = Partition(world_size, block // world_size, drop_last), Partition(1, block, drop_last)
 
@@ -44,7 +44,7 @@ def test_the_union_depends_on_the_global_batch_alone(rest, world_size, units, dr
         assert sorted(i for k, mine in shares if k == step for i in mine) == whole
 
 
-def test_an_endless_order_is_read_lazily():
+def test_an_endless_order_is_read_lazily() -> None:
     part = Partition(3, 2)
 
     assert list(islice(part.share(count(), 1), 2)) == [(0, [1, 4]), (1, [7, 10])]

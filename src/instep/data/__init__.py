@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from instep.data.checks import LengthUnknownError
-from instep.data.shard import ShardedLoader, shard
+from instep.data.sharding import ShardedLoader, shard
 
 __all__ = ["LengthUnknownError", "ShardedLoader", "shard"]
