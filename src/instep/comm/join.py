@@ -1,0 +1,144 @@
+"""Join the world."""
+
+from __future__ import annotations
+
+import atexit
+import os
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from instep.comm import devices, interfaces, rollcall, stores
+from instep.comm.leave import leave_at_exit
+from instep.comm.session import Session, get_session, initialized_dist, set_session
+from instep.errors import JoinError
+from instep.world import Evidence, World, detect
+
+if TYPE_CHECKING:
+    import torch
+
+_leaves_at_exit = False
+
+
+def init(
+    init_method: str | None = None,
+    *,
+    rank: int | None = None,
+    world_size: int | None = None,
+    local_rank: int | None = None,
+    local_world_size: int | None = None,
+    backend: str | None = None,
+    device: str | torch.device | None = None,
+    timeout: float = 600.0,
+) -> Session:
+    """Join the other ranks: ``torch.distributed`` is initialised afterwards.
+
+    ::
+
+        with instep.init() as session:
+            model = DistributedDataParallel(model.to(session.device))
+
+    Call it before the script parses its arguments: it takes out the ``--local-rank=N`` that torch.distributed.launch
+    adds to them.
+
+    Args:
+        init_method: where to meet: ``tcp://HOST:PORT``, ``file:///PATH`` (a path that all ranks see and that does not
+            exist yet), or ``env://``. None: where the launcher says, or at the main rank's machine.
+        rank: with `world_size`, overrules what the launcher says (``torch.multiprocessing.spawn``).
+        world_size: see `rank`.
+        local_rank: with `local_world_size` and without `rank`: the number of this process among those that one task
+            of the launcher has spawned; the world is then tasks x spawned.
+        local_world_size: see `local_rank`.
+        backend: torch's name, such as ``gloo``. None: by the device, ``gloo`` or ``cpu:gloo,cuda:nccl``.
+        device: None: the GPU of this local rank, or the CPU where there is none.
+        timeout: how long a rank waits for the others, in seconds: now, and in each collective afterwards.
+
+    Returns:
+        The session: who this rank is, its device; a context manager that leaves in the end.
+
+    Raises:
+        WorldError: the environment gives no usable rank, or two that conflict.
+        JoinError: the ranks did not meet: who came, who did not, where this one looked, what to try.
+
+    """
+    global _leaves_at_exit  # noqa: PLW0603  # one process, one hook
+    world = detect(
+        init_method, rank=rank, world_size=world_size, local_rank=local_rank, local_world_size=local_world_size
+    )
+    _check_state(timeout)
+    chosen = devices.choose(device, world)
+    carrier = devices.backend_for(backend, chosen)
+    identity = devices.bind(chosen)
+    if world.world_size == 1:
+        session = _alone(world, chosen, carrier, timeout)
+    else:
+        session = _meet(world, chosen, carrier, identity, timeout)
+    set_session(session)
+    if not _leaves_at_exit:
+        atexit.register(leave_at_exit)
+        _leaves_at_exit = True
+    return session
+
+
+def _check_state(timeout: float) -> None:
+    if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not 0 < timeout < float("inf"):
+        raise JoinError(
+            "timeout is a number of seconds greater than 0.", evidence=[f"timeout={timeout!r}"], cure="timeout=600"
+        )
+    if get_session() is not None:
+        raise JoinError("This process has joined already.", cure="Leave first:  instep.close()")
+    if initialized_dist() is not None:
+        raise JoinError(
+            "torch.distributed is initialised already.",
+            cure="Take out init_process_group(): instep.init() calls it. Or keep it, and leave out instep.init(): "
+            "agree, mean, shard and the other pieces work over it.",
+        )
+
+
+def _alone(world: World, device: torch.device, backend: str, timeout: float) -> Session:
+    """A world of one has a process group too, so that DDP and the user's own collectives work."""
+    import torch.distributed as dist
+
+    world = rollcall.complete(world, [rollcall.report(world, "", "")])
+    store = dist.HashStore()
+    dist.init_process_group(
+        backend,
+        store=store,
+        rank=0,
+        world_size=1,
+        timeout=timedelta(seconds=timeout),
+        device_id=device if device.type == "cuda" else None,
+    )
+    return Session(world, device, backend, timeout)
+
+
+def _meet(world: World, device: torch.device, backend: str, identity: str, timeout: float) -> Session:
+    import torch.distributed as dist
+
+    store, serves = stores.open_store(world, timeout)
+    address = interfaces.address_towards(world.master_addr, world.master_port) if world.master_addr else ""
+    reports = rollcall.call(store, rollcall.report(world, address, identity), timeout)
+    world = _with_interface(rollcall.complete(world, reports), reports)
+    dist.init_process_group(
+        backend,
+        store=dist.PrefixStore("group", store),
+        rank=world.rank,
+        world_size=world.world_size,
+        timeout=timedelta(seconds=timeout),
+        device_id=device if device.type == "cuda" else None,
+    )
+    return Session(
+        world=world,
+        device=device,
+        backend=backend,
+        timeout=float(timeout),
+        store=dist.PrefixStore("step", store),
+        hosts=tuple(entry.host for entry in reports),
+        leaves_last=serves or (world.is_main and world.init_method.startswith("file://")),
+    )
+
+
+def _with_interface(world: World, reports: list[rollcall.Report]) -> World:
+    interfaces.bind(reports, world.rank, os.environ)
+    name = os.environ.get("GLOO_SOCKET_IFNAME")
+    note = f"GLOO_SOCKET_IFNAME={name}" if name else "gloo's own choice of interface"
+    return world.with_facts(Evidence("interface", note))
