@@ -42,7 +42,6 @@ if TYPE_CHECKING:
 
 __all__ = ["HungError", "LeakedError", "RankDiedError", "Result", "free_port", "run_command", "run_job", "run_ranks"]
 
-# What a launcher around pytest may have set: the ranks of a test must not see it.
 LAUNCHERS = ("SLURM_", "SRUN_", "OMPI_", "PMI_", "PMIX_", "MPI_", "MV2_", "HYDI_", "TORCHELASTIC_", "MASTER_", "GROUP_")
 SINGLE = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "ROLE_RANK", "ROLE_WORLD_SIZE")
 
@@ -108,6 +107,11 @@ def run_job(
         shutil.rmtree(folder, ignore_errors=True)
 
 
+def launcher_variables() -> list[str]:
+    """What a launcher around pytest has set: no test may see it."""
+    return [name for name in os.environ if name in SINGLE or name.startswith(LAUNCHERS)]
+
+
 def free_port() -> int:
     """A TCP port that nobody listens on, outside the range that the kernel gives to clients."""
     low = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
@@ -121,7 +125,8 @@ def free_port() -> int:
 
 def _environments(nproc: int, nodes: Sequence[int], extra: Mapping[str, str | None]) -> list[dict[str, str]]:
     assert sum(nodes) == nproc, f"nodes {list(nodes)} do not have {nproc} ranks"
-    base = {k: v for k, v in os.environ.items() if k not in SINGLE and not k.startswith(LAUNCHERS)}
+    outside = launcher_variables()
+    base = {name: value for name, value in os.environ.items() if name not in outside}
     base |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(nproc)}
     base |= {"OMP_NUM_THREADS": "1"}
     places = [(node, local) for node, size in enumerate(nodes) for local in range(size)]

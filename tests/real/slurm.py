@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
     from tests.commands import Result
 
+TOOLS = ("munged", "slurmctld", "slurmd", "scontrol")
+
 CONFIG = """
 ClusterName=instep-test
 SlurmctldHost={head}({head_addr})

@@ -1,0 +1,41 @@
+# One command for each thing that people do here. `make` alone lists them.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test test-tools lint bench-startup clean
+
+help: ## show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: $(VENV)/.installed ## make .venv with instep in it, editable, and all that its tests need
+
+# Done once, and again when the dependencies change.
+$(VENV)/.installed: pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@touch $@
+
+demo: setup ## train a small ResNet on real images, on two ranks of this machine
+	$(BIN)/instep run --nproc 2 recipes/digits.py
+
+test: lint test-tools ## lint, then all tests (what cannot run on this machine is skipped, and says why)
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+test-tools: setup ## install the real launchers that the tests start: Slurm, Open MPI, MPICH
+	scripts/install-test-tools $(BIN)/python
+
+lint: setup ## ruff, mypy --strict, and the floors of the house
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench-startup: setup ## how long a job takes that only joins and leaves, beside torchrun
+	$(BIN)/python benchmarks/startup.py
+
+clean: ## remove what these commands have made, but not runs/
+	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,99 @@
+"""recipes/message_passing.py under every launcher, for real."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.harness import free_port, run_command
+from tests.needs import need_tool
+
+if TYPE_CHECKING:
+    from tests.commands import Result
+    from tests.real.slurm import Cluster
+
+RECIPE = Path(__file__).parents[2] / "recipes" / "message_passing.py"
+SCRIPT: list[str | Path] = [sys.executable, RECIPE]
+OPENMPI = ["mpirun.openmpi", "--allow-run-as-root", "--oversubscribe"]
+NOISE = ("Traceback", "Connection reset", "destroy_process_group", "instep: ", "leaked")
+
+
+def assert_told(result: Result, world_size: int) -> None:
+    """Each rank has said its line, once, and nobody has made noise."""
+    sent = [f"rank 0 sent data to rank {rank}" for rank in range(1, world_size)]
+    received = [f"rank {rank} has received data from rank 0" for rank in range(1, world_size)]
+    result.ok()
+    # `instep run` and torch's launchers may put a line of their own around the script's.
+    told = [line for line in result.out.splitlines() if "data" in line]
+    assert sorted(told) == sorted(sent + received), str(result)
+    assert not any(noise in result.err for noise in NOISE), str(result)
+
+
+LOCAL: dict[str, list[str | Path]] = {
+    "torchrun": ["torchrun", "--nproc-per-node", "3", RECIPE],
+    "torch.distributed.launch": [sys.executable, "-m", "torch.distributed.launch", "--nproc_per_node", "3", RECIPE],
+    "openmpi": [*OPENMPI, "-np", "3", *SCRIPT],
+    "mpich": ["mpiexec.mpich", "-n", "3", *SCRIPT],
+    "instep run": ["instep", "run", "--nproc", "3", RECIPE],
+}
+
+
+@pytest.mark.parametrize("launcher", LOCAL)
+def test_on_this_machine(launcher: str, tmp_path: Path) -> None:
+    argv = LOCAL[launcher]
+    need_tool(str(argv[0]))
+    assert_told(run_command(argv, cwd=tmp_path), 3)
+
+
+@pytest.mark.parametrize("meet", ["tcp", "file"])
+def test_spawned(meet: str, tmp_path: Path) -> None:
+    where = f"tcp://127.0.0.1:{free_port()}" if meet == "tcp" else f"file://{tmp_path}/meet"
+    assert_told(run_command([*SCRIPT, "--spawn", "3", "--init-method", where]), 3)
+
+
+def test_alone() -> None:
+    result = run_command(SCRIPT).ok()
+    assert result.out == "rank 0 is alone: there is nobody to send data to\n"
+
+
+@pytest.mark.parametrize(
+    ("options", "world_size"),
+    [
+        (["-N2", "--ntasks-per-node=2"], 4),
+        (["-N2", "-n3", "--distribution=plane=1"], 3),  # ranks 0 and 2 on n1, 1 on n2
+        (["-N2", "-n3"], 3),
+        (["-N2", "--ntasks-per-node=2", "--mpi=pmi2"], 4),
+        (["-N2", "--ntasks-per-node=2", "--mpi=pmix"], 4),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else str(value),
+)
+def test_srun_with_one_task_for_each_rank(cluster: Cluster, options: list[str], world_size: int) -> None:
+    assert_told(cluster.run(["srun", *options, *SCRIPT]), world_size)
+
+
+@pytest.mark.parametrize("meet", ["", "tcp", "file"])
+def test_srun_with_one_task_for_each_node_that_spawns(cluster: Cluster, meet: str, tmp_path: Path) -> None:
+    where = {"": "", "tcp": f"tcp://n1:{free_port()}", "file": f"file://{tmp_path}/meet"}[meet]
+    options = ["--spawn", "2", *(["--init-method", where] if where else [])]
+    assert_told(cluster.run(["srun", "-N2", "--ntasks-per-node=1", *SCRIPT, *options]), 4)
+
+
+def test_torchrun_inside_srun(cluster: Cluster) -> None:
+    options = f"--nnodes 2 --node-rank $SLURM_NODEID --nproc-per-node 2 --master-addr n1 --master-port {free_port()}"
+    each = ["sh", "-c", f"exec torchrun {options} {RECIPE}"]
+    assert_told(cluster.run(["srun", "-N2", "--ntasks-per-node=1", *each]), 4)
+
+
+@pytest.mark.parametrize("launcher", ["openmpi", "openmpi on one node", "mpich"])
+def test_mpi_inside_an_allocation(cluster: Cluster, launcher: str) -> None:
+    command, world_size = {
+        "openmpi": ([*OPENMPI, "-np", "4", "--map-by", "node"], 4),
+        "openmpi on one node": ([*OPENMPI, "-np", "2", "-H", "n2:2"], 2),
+        "mpich": (["mpiexec.mpich", "-n", "4", "-ppn", "2"], 4),
+    }[launcher]
+    need_tool(command[0])
+    salloc = ["salloc", "--quiet", "-N2", "--ntasks-per-node=2"]
+    assert_told(cluster.run([*salloc, *command, *SCRIPT]), world_size)
