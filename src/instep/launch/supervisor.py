@@ -1,0 +1,238 @@
+"""Watch the ranks of one job, from the first fork to the last sweep."""
+
+from __future__ import annotations
+
+import json
+import selectors
+import signal
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from instep.errors import RunError
+from instep.launch.failure import Event, decide_at, event_of_end, event_of_report, first_failure
+from instep.launch.job import LARGEST
+from instep.launch.signals import ENDING
+from instep.runs import exit_code_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from instep.launch.output import Output
+    from instep.launch.server import ForkServer
+    from instep.launch.signals import Signals
+
+TERM_S = 2.5  # what the other ranks have between SIGTERM and SIGKILL when one has failed
+SAME_PRESS_S = 0.2  # `timeout` and some terminals send the same signal twice
+_GIVE_UP_S = 5.0  # a process that SIGKILL does not end waits inside the kernel; nobody can do more
+
+
+class Supervisor:
+    """Watches one job.
+
+    Attributes:
+        pids: of the ranks, once they have been forked.
+        exit_codes: of the ranks that have gone.
+        failure: what failed first, where something did.
+        signal: the signal by which somebody asked for the end, 0 for none.
+        server_status: of a fork server that ended before its ranks, -N for signal N.
+        error: why the launcher itself ended the ranks.
+        leftovers: processes that outlived their rank and had to be ended.
+
+    """
+
+    def __init__(
+        self,
+        server: ForkServer,
+        output: Output,
+        signals: Signals,
+        listener: Listener,
+        *,
+        world_size: int,
+        grace: float,
+    ) -> None:
+        self.pids: dict[int, int] = {}
+        self.exit_codes: dict[int, int] = {}
+        self.failure: Event | None = None
+        self.signal = 0
+        self.server_status: int | None = None
+        self.error: RunError | None = None
+        self.leftovers: list[str] = []
+        self._server = server
+        self._output = output
+        self._grace = grace
+        self._listener = listener
+        self._alive = set(range(world_size))
+        self._events: list[Event] = []
+        self._signals = signals
+        self._early: list[int] = []  # to be passed on to ranks that are not there yet
+        self._signal_time = 0.0
+        self._kill_at: float | None = None
+        self._give_up_at: float | None = None
+        self._swept = False
+        self._chores: list[Callable[[], bool]] = []
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(server.control, selectors.EVENT_READ, self._hear)
+        self._selector.register(server.reports, selectors.EVENT_READ, self._read_report)
+        self._selector.register(output, selectors.EVENT_READ, self._pump)
+        self._selector.register(signals, selectors.EVENT_READ, self._take_signals)
+
+    def add_chore(self, chore: Callable[[], bool]) -> None:
+        """Call this now and then, until it returns True."""
+        self._chores.append(chore)
+
+    def watch(self) -> None:
+        """Return when every process of the job has gone."""
+        while self._alive and self.server_status is None and not self._given_up():
+            self._wait(self._timeout())
+            self._chores = [chore for chore in self._chores if not chore()]
+            self._decide(time.monotonic())
+        if self.server_status is None:
+            self._sweep()
+        if self.error is None:
+            self._guard(self._output.finish)
+
+    # What comes in
+
+    def _wait(self, timeout: float | None) -> None:
+        for key, _ in self._selector.select(timeout):
+            key.data()
+
+    def _timeout(self) -> float | None:
+        marks = [mark for mark in (self._kill_at, self._give_up_at) if mark is not None]
+        if self._events and self.failure is None and not self.signal:
+            marks.append(decide_at(self._events))
+        now = time.monotonic()
+        if self._chores:
+            marks.append(now + 0.1)
+        return max(0.0, min(marks) - now) if marks else None
+
+    def _pump(self) -> None:
+        self._guard(self._output.pump)
+
+    def _guard(self, work: Callable[[], object]) -> None:
+        """Do something with the logs; if they cannot be written, nobody shall train on unseen."""
+        try:
+            work()
+        except RunError as error:
+            self.error = error
+            with suppress(KeyError):
+                self._selector.unregister(self._output)
+            self._kill()
+
+    def _read_report(self) -> None:
+        report = json.loads(self._server.reports.recv(LARGEST))
+        self._events.append(event_of_report(report))
+
+    def _hear(self) -> None:
+        message = self._server.hear()
+        if message is None:
+            self._lost_server()
+        elif "started" in message:
+            self.pids = {int(rank): pid for rank, pid in message["started"].items()}
+            self._listener.started(self)
+            for number in self._early:
+                self._server.signal(number)
+        elif "ended" in message:
+            self._rank_ended(**message["ended"])
+        elif "swept" in message:
+            self.leftovers = message["swept"]
+            self._swept = True
+
+    def _rank_ended(self, rank: int, status: int, time: float) -> None:
+        self._alive.discard(rank)
+        self.exit_codes[rank] = exit_code_of(status)
+        event = event_of_end(rank, status, time)
+        if event is not None:
+            self._events.append(event)
+
+    def _lost_server(self) -> None:
+        """The fork server has gone; the kernel has killed its ranks, and their children have come to us."""
+        self._selector.unregister(self._server.control)
+        self.server_status = self._server.end()
+        for rank in self._alive:
+            self.exit_codes[rank] = exit_code_of(-signal.SIGKILL)
+        self._alive.clear()
+
+    # What is done about it
+
+    def _decide(self, now: float) -> None:
+        undecided = self._events and self.failure is None and not self.signal and self.error is None
+        if undecided and (not self._alive or now >= decide_at(self._events)):
+            self._fail(first_failure(self._events), now)
+        if self._kill_at is not None and now >= self._kill_at:
+            self._kill()
+
+    def _fail(self, event: Event, now: float) -> None:
+        """Name the culprit and end the others. Those that are on their way out keep their time to leave."""
+        self.failure = event
+        self._guard(self._output.drain)
+        others = sorted(self._alive - {event.rank for event in self._events})
+        self._listener.failed(self, event, len(self._alive - {event.rank}))
+        self._server.signal(signal.SIGTERM, others)
+        self._kill_at = now + TERM_S
+
+    def _kill(self) -> None:
+        """SIGKILL for all that are left."""
+        self._kill_at = None
+        self._give_up_at = time.monotonic() + _GIVE_UP_S
+        if self.pids:
+            self._server.signal(signal.SIGKILL)
+        elif self.server_status is None:  # still importing: there are no ranks, and it does not listen
+            self._server.process.kill()
+
+    def _given_up(self) -> bool:
+        return self._give_up_at is not None and time.monotonic() > self._give_up_at
+
+    def _sweep(self) -> None:
+        """End what the ranks left behind. A rank's helpers have a moment to see that it has gone."""
+        calm = self.failure is None and not self.signal and self.error is None
+        moment = 1.0 if calm else 0.2
+        self._server.sweep(moment, moment)
+        deadline = time.monotonic() + 2 * moment + 2 * _GIVE_UP_S
+        while not self._swept and self.server_status is None and time.monotonic() < deadline:
+            self._wait(0.1)
+        if self._swept:
+            self._server.end()
+        elif self.server_status is None:
+            self._server.kill()
+        if not calm:
+            self.leftovers = []  # the children of ranks that were made to leave
+
+    def _take_signals(self) -> None:
+        for number in self._signals.take():
+            if number == signal.SIGWINCH:
+                self._output.resize()
+            elif number in ENDING:
+                self._asked_to_end(number)
+            elif self.pids:
+                self._server.signal(number)
+            else:
+                self._early.append(number)
+
+    def _asked_to_end(self, number: int) -> None:
+        now = time.monotonic()
+        if self.signal and now - self._signal_time < SAME_PRESS_S:
+            return
+        again = bool(self.signal or self.failure)
+        if not again:
+            self.signal, self._signal_time = number, now
+        self._listener.asked_to_end(self, number, again=again)
+        if again or not self.pids:
+            self._kill()
+        else:
+            self._server.signal(number)
+            self._kill_at = now + self._grace
+
+
+class Listener:
+    """What tells the user. Each method is called at the moment it is named after."""
+
+    def started(self, job: Supervisor) -> None:
+        """All ranks have been forked."""
+
+    def failed(self, job: Supervisor, event: Event, others: int) -> None:
+        """A rank has failed, and the others will be ended."""
+
+    def asked_to_end(self, job: Supervisor, number: int, *, again: bool) -> None:
+        """A signal has come, for the first time or again."""

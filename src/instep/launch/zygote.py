@@ -1,0 +1,115 @@
+"""The fork server: imports torch once, forks every rank, and leaves nobody behind.
+
+Started by the launcher as ``python .../zygote.py FD SCRIPT ARGS``: the script stands in its command line, and so in
+that of every rank, for ``ps`` and ``pgrep``. FD is its socket to the launcher.
+"""
+
+import sys
+
+if __name__ == "__main__" and not getattr(sys.flags, "safe_path", False):
+    del sys.path[0]  # this file's folder; the rank puts the script's there
+
+import gc
+import importlib
+import os
+import select
+import signal
+import socket
+import time
+from contextlib import suppress
+from typing import Any
+
+from instep.launch import kin, rank
+from instep.launch.job import Job, receive, send
+
+
+def main() -> None:
+    """Serve one job. Returns in the ranks only, after the script: the interpreter then ends as for any program."""
+    control = socket.socket(fileno=int(sys.argv[1]))
+    message = receive(control)
+    if message is None:
+        return
+    job = Job.from_message(message)
+    for descriptor in (control.fileno(), job.report, *(one for pair in job.outputs for one in pair)):
+        os.set_inheritable(descriptor, False)  # a rank's own children get the standard streams only
+    kin.adopt_orphans()
+    _preload()
+    number = _serve(control, job)
+    rank.run(job, number)
+
+
+def _preload() -> None:
+    """Import what every rank will need. What fails here fails again in the rank, where the user sees it."""
+    with suppress(Exception):
+        importlib.import_module("torch.distributed")
+    gc.collect()
+    gc.freeze()  # a collection in a rank does not touch, and so not copy, the pages shared by all
+
+
+def _serve(control: socket.socket, job: Job) -> int:
+    """Fork the ranks, tell the launcher of their ends, do what it asks. Returns in a rank, with its number."""
+    wake, woken = socket.socketpair()
+    for end in (wake, woken):
+        end.setblocking(False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.set_wakeup_fd(woken.fileno(), warn_on_full_buffer=False)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    server = os.getpid()
+    ranks: dict[int, int] = {}
+    for number in range(job.world_size):
+        pid = os.fork()
+        if not pid:
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            for end in (control, wake, woken):
+                end.close()
+            kin.die_with(server)
+            return number
+        ranks[pid] = number
+    for descriptor in (job.report, *(one for pair in job.outputs for one in pair)):
+        os.close(descriptor)
+    _say(control, {"started": {str(number): pid for pid, number in ranks.items()}})
+    while True:
+        select.select([control, wake], [], [])
+        with suppress(BlockingIOError):
+            wake.recv(4096)
+        for pid, status in kin.reap():
+            if pid in ranks:
+                gone = {"rank": ranks.pop(pid), "status": status, "time": time.monotonic()}
+                _say(control, {"ended": gone})
+        if select.select([control], [], [], 0)[0]:
+            _obey(control, ranks)
+
+
+def _say(control: socket.socket, message: dict[str, Any]) -> None:
+    """Tell the launcher; without a launcher there is nothing left to do but to end all."""
+    try:
+        send(control, message)
+    except OSError:
+        _end_all()
+
+
+def _obey(control: socket.socket, ranks: dict[int, int]) -> None:
+    """Carry out one command of the launcher."""
+    command = receive(control)
+    if command is None:
+        _end_all()
+    elif "signal" in command:
+        for pid, number in ranks.items():  # not reaped yet, so each pid is still the rank's own
+            if command["ranks"] is None or number in command["ranks"]:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, command["signal"])
+    elif "sweep" in command:
+        told = kin.end_descendants(*command["sweep"])
+        _say(control, {"swept": told})
+        os._exit(0)
+
+
+def _end_all() -> None:
+    """The launcher has gone: kill all ranks and whatever they started, then leave."""
+    kin.end_descendants(0, 0)
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    main()
