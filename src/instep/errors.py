@@ -75,16 +75,20 @@ def show(error: InstepError) -> None:
 def speak_plainly() -> None:
     """From now on, an uncaught InstepError ends the process with its text and its exit code, without a traceback.
 
-    A hook that somebody else has set stays as it is.
+    All other exceptions go to the hook that was set before. (torch's init_process_group sets one that would swallow
+    the exit code, so this is called again after it.)
     """
-    if sys.excepthook is sys.__excepthook__ and threading.current_thread() is threading.main_thread():
-        sys.excepthook = _excepthook
-
-
-def _excepthook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    if not isinstance(error, InstepError):
-        sys.__excepthook__(kind, error, trace)
+    before = sys.excepthook
+    if getattr(before, "speaks_plainly", False) or threading.current_thread() is not threading.main_thread():
         return
-    show(error)
-    # CPython ends with this code when an excepthook raises SystemExit (PyErr_PrintEx), after the usual clean-up.
-    raise SystemExit(error.exit_code)
+
+    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        if not isinstance(error, InstepError):
+            before(kind, error, trace)
+            return
+        show(error)
+        # CPython ends with this code when an excepthook raises SystemExit (PyErr_PrintEx), after the usual clean-up.
+        raise SystemExit(error.exit_code)
+
+    hook.speaks_plainly = True  # type: ignore[attr-defined]  # a mark on the function
+    sys.excepthook = hook

@@ -43,8 +43,8 @@ def agree(value: T, how: How = "main") -> T:
         return _truth(bool(value), how)  # type: ignore[return-value]  # bool in, bool out
     values: list[Any] = gather_objects(value)
     nan = [one for one in values if isinstance(one, float) and math.isnan(one)]
-    chosen: T = nan[0] if nan else min(values) if how == "min" else max(values)
-    return chosen
+    chosen: Any = nan[0] if nan else min(values) if how == "min" else max(values)
+    return chosen  # type: ignore[no-any-return]  # one of the ranks' values
 
 
 def _truth(value: bool, how: str) -> bool:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from instep.comm import devices, interfaces, rollcall, stores
 from instep.comm.leave import leave_at_exit
 from instep.comm.session import Session, get_session, initialized_dist, set_session
-from instep.errors import JoinError
+from instep.errors import JoinError, speak_plainly
 from instep.world import Evidence, World, detect
 
 if TYPE_CHECKING:
@@ -65,14 +65,11 @@ def init(
         init_method, rank=rank, world_size=world_size, local_rank=local_rank, local_world_size=local_world_size
     )
     _check_state(timeout)
-    chosen = devices.choose(device, world)
-    carrier = devices.backend_for(backend, chosen)
-    identity = devices.bind(chosen)
-    if world.world_size == 1:
-        session = _alone(world, chosen, carrier, timeout)
-    else:
-        session = _meet(world, chosen, carrier, identity, timeout)
+    if world.local_rank is not None:  # wrong wishes are told before anybody waits for anybody
+        devices.backend_for(backend, devices.choose(device, world))
+    session = _join(world, backend, device, float(timeout))
     set_session(session)
+    speak_plainly()
     if not _leaves_at_exit:
         atexit.register(leave_at_exit)
         _leaves_at_exit = True
@@ -94,43 +91,34 @@ def _check_state(timeout: float) -> None:
         )
 
 
-def _alone(world: World, device: torch.device, backend: str, timeout: float) -> Session:
-    """A world of one has a process group too, so that DDP and the user's own collectives work."""
+def _join(world: World, backend: str | None, device: str | torch.device | None, timeout: float) -> Session:
+    """Meet, take a device, and make the process group. A world of one gets one too, so that DDP works there."""
     import torch.distributed as dist
 
-    world = rollcall.complete(world, [rollcall.report(world, "", "")])
-    store = dist.HashStore()
-    dist.init_process_group(
-        backend,
-        store=store,
-        rank=0,
-        world_size=1,
-        timeout=timedelta(seconds=timeout),
-        device_id=device if device.type == "cuda" else None,
-    )
-    return Session(world, device, backend, timeout)
-
-
-def _meet(world: World, device: torch.device, backend: str, identity: str, timeout: float) -> Session:
-    import torch.distributed as dist
-
-    store, serves = stores.open_store(world, timeout)
+    store: dist.Store
+    if world.world_size == 1:
+        store, serves = dist.HashStore(), False
+    else:
+        store, serves = stores.open_store(world, timeout)
     address = interfaces.address_towards(world.master_addr, world.master_port) if world.master_addr else ""
-    reports = rollcall.call(store, rollcall.report(world, address, identity), timeout)
+    reports = rollcall.call(store, rollcall.report(world, address), timeout)
     world = _with_interface(rollcall.complete(world, reports), reports)
+    chosen = devices.choose(device, world)
+    carrier = devices.backend_for(backend, chosen)
+    rollcall.check_devices(store, reports, world.rank, devices.bind(chosen), timeout)
     dist.init_process_group(
-        backend,
+        carrier,
         store=dist.PrefixStore("group", store),
         rank=world.rank,
         world_size=world.world_size,
         timeout=timedelta(seconds=timeout),
-        device_id=device if device.type == "cuda" else None,
+        device_id=chosen if chosen.type == "cuda" else None,
     )
     return Session(
         world=world,
-        device=device,
-        backend=backend,
-        timeout=float(timeout),
+        device=chosen,
+        backend=carrier,
+        timeout=timeout,
         store=dist.PrefixStore("step", store),
         hosts=tuple(entry.host for entry in reports),
         leaves_last=serves or (world.is_main and world.init_method.startswith("file://")),

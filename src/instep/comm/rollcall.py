@@ -30,7 +30,6 @@ class Report:
         machine: what tells its machine from others of the same name.
         pid: its process.
         address: the address from which it reaches the main rank; empty where there is no network between.
-        device: a name that no other device in the world has; empty on the CPU.
         launcher: what says that it is that rank.
 
     """
@@ -41,7 +40,6 @@ class Report:
     machine: str
     pid: int
     address: str
-    device: str
     launcher: str
 
     def who(self) -> str:
@@ -49,7 +47,7 @@ class Report:
         return f"rank {self.rank} of {self.world_size} (pid {self.pid} on {self.host}, said {self.launcher})"
 
 
-def report(world: World, address: str, device: str) -> Report:
+def report(world: World, address: str) -> Report:
     """What this rank says of itself."""
     host = socket.gethostname()
     return Report(
@@ -59,7 +57,6 @@ def report(world: World, address: str, device: str) -> Report:
         machine=f"{host} {_boot_id()}",
         pid=os.getpid(),
         address=address,
-        device=device,
         launcher=world.launcher,
     )
 
@@ -166,13 +163,32 @@ def _check(reports: list[Report]) -> None:
                 evidence=[first.who(), entry.who()],
                 cure="Start all ranks by one launcher with one number of processes.",
             )
-    devices: dict[str, Report] = {}
-    for entry in reports:
-        other = devices.setdefault(f"{entry.machine} {entry.device}", entry) if entry.device else entry
-        if other is not entry:
+
+
+def check_devices(store: Store, reports: list[Report], rank: int, device: str, timeout: float) -> None:
+    """Refuse two ranks on one GPU, which NCCL would call 'Duplicate GPU detected' or wait for.
+
+    Args:
+        store: the store of this join.
+        reports: those of all ranks.
+        rank: this rank.
+        device: a name that no other device of this machine has; empty on the CPU, where nothing is compared.
+        timeout: how long to wait for the others, in seconds.
+
+    Raises:
+        JoinError: another rank of this machine has the same one.
+
+    """
+    if not device:
+        return
+    store.set(f"device/{rank}", device)
+    here = [entry for entry in reports if entry.machine == reports[rank].machine and entry.rank != rank]
+    wait_for(store, [f"device/{entry.rank}" for entry in here], timeout, lambda: "waiting for the other ranks' GPUs")
+    for entry in here:
+        if store.check([f"device/{entry.rank}"]) and bytes(store.get(f"device/{entry.rank}")).decode() == device:
             raise JoinError(
                 "Two ranks have taken the same GPU: there are more ranks than GPUs on a node.",
-                evidence=[f"{one.who()}: {one.device}" for one in (other, entry)],
+                evidence=[f"{one.who()}: {device}" for one in (reports[rank], entry)],
                 cure="Start at most as many ranks on a node as it has GPUs, or use the CPU: instep.init(device='cpu').",
             )
 

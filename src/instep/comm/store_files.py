@@ -6,6 +6,7 @@ after its length in 4 bytes, one pair after the other.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import socket
@@ -58,7 +59,8 @@ def remove(world: World) -> None:
         path.unlink(missing_ok=True)
         return
     end = time.monotonic() + 5.0  # a network file system may show it a while longer
-    while path.exists() and time.monotonic() < end:
+    mine = f"/gone/{world.rank}".encode()  # not in the file that a fast main rank may already have made anew
+    while mine in _content(path) and time.monotonic() < end:
         time.sleep(0.002)
 
 
@@ -83,7 +85,7 @@ def _check_folder(path: Path) -> None:
 def _check_content(path: Path, world: World) -> None:
     """Refuse a file that is none of torch's, and one in which no rank of instep has written its name."""
     end = time.monotonic() + _GRACE
-    while content := path.read_bytes() if path.exists() else b"":
+    while content := _content(path):
         if not _is_store(content):
             raise JoinError(
                 "This file is no rendezvous file, and is left as it is.",
@@ -95,6 +97,16 @@ def _check_content(path: Path, world: World) -> None:
         if time.monotonic() >= end:
             raise _not_ours(path, {}, world)
         time.sleep(0.01)
+
+
+def _content(path: Path) -> bytes:
+    """What is in the file, not in the middle of another rank's writing: under the lock that torch takes."""
+    try:
+        with path.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH)
+            return file.read()
+    except FileNotFoundError:
+        return b""
 
 
 def _is_store(content: bytes) -> bool:
@@ -139,7 +151,7 @@ def _lives(who: dict[str, Any]) -> bool:
     import psutil
 
     try:
-        return abs(psutil.Process(who["pid"]).create_time() - who["started"]) < 1.0
+        return bool(abs(psutil.Process(who["pid"]).create_time() - who["started"]) < 1.0)
     except psutil.Error:
         return False
 

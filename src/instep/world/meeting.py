@@ -124,7 +124,7 @@ def _address(env: Mapping[str, str], reading: Reading) -> tuple[str, Evidence]:
     raise WorldError(
         f"{reading.launcher} does not say where the main rank runs, and not all {reading.world_size} ranks are known "
         "to be on this machine.",
-        evidence=[entry.source for entry in reading.evidence if entry.source] + ["not set: MASTER_ADDR"],
+        evidence=[*dict.fromkeys(entry.source for entry in reading.evidence if entry.source), "not set: MASTER_ADDR"],
         cure="Name the machine of rank 0 by an address that the others reach:\n"
         "Open MPI:  mpirun -x MASTER_ADDR=10.0.0.1 ...     MPICH, Intel MPI:  mpiexec -genv MASTER_ADDR 10.0.0.1 ...\n"
         "by hand:   export MASTER_ADDR=10.0.0.1     or:  instep.init('tcp://10.0.0.1:29511')",
