@@ -53,6 +53,7 @@ def spawned(local_rank: int, args: argparse.Namespace) -> None:
 
 def pass_messages(session: Session) -> None:
     rank, world_size = session.rank, session.world_size
+    said = ""
     if world_size == 1:
         print("rank 0 is alone: there is nobody to send data to", flush=True)
     elif session.is_main:
@@ -64,7 +65,14 @@ def pass_messages(session: Session) -> None:
         dist.recv(received, src=0)
         if not torch.equal(received, message_for(rank, session.device)):
             sys.exit(f"rank {rank} has received wrong data from rank 0: {received.tolist()}")
-        print(f"rank {rank} has received data from rank 0", flush=True)
+        said = f"rank {rank} has received data from rank 0"
+        print(said, flush=True)
+
+    # A launcher may show the output of the main rank only: let it repeat what the others have said.
+    heard = instep.gather_objects(said)
+    if session.is_main:
+        for words in heard[1:]:
+            print(f"rank 0 heard: {words}", flush=True)
 
 
 def message_for(rank: int, device: torch.device) -> torch.Tensor:

@@ -23,7 +23,21 @@ TOOLS = {
 }
 # A library that is loaded by name: srun --mpi=pmix.
 LIBRARIES = {"libpmix.so": "libpmix-dev"}
-NAMESPACES = ["unshare", "--net", "--uts", "--mount", "--ipc", "--pid", "--fork", "--mount-proc", "true"]
+NAMESPACES = [
+    "unshare",
+    "--net",
+    "--uts",
+    "--mount",
+    "--ipc",
+    "--pid",
+    "--fork",
+    "--mount-proc",
+    "mount",
+    "-t",
+    "sysfs",
+    "sysfs",
+    "/sys",
+]
 
 
 def need_tool(*names: str) -> None:

@@ -16,6 +16,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+import instep
 from tests import harness
 from tests.harness import HungError, LeakedError, RankDiedError, run_command, run_job
 
@@ -50,6 +51,14 @@ def test_values_come_back_in_rank_order() -> None:
 
     assert [value for value, _ in run_ranks(work, 3, 5, scale=100)] == [15, 115, 215]
     assert [float(total) for _, total in run_ranks(work, 3, 5, scale=100)] == [3.0, 3.0, 3.0]
+
+
+def test_ranks_join_with_instep_unless_told_otherwise() -> None:
+    def work() -> tuple[int, int, bool]:
+        return instep.rank(), instep.total(instep.rank() + 1), dist.is_initialized()
+
+    assert harness.run_ranks(work, 3) == [(0, 6, True), (1, 6, True), (2, 6, True)]
+    assert harness.run_ranks(dist.is_initialized, 2, join=None) == [False, False]
 
 
 def test_it_is_quick() -> None:

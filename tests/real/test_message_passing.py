@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,17 +19,19 @@ if TYPE_CHECKING:
 RECIPE = Path(__file__).parents[2] / "recipes" / "message_passing.py"
 SCRIPT: list[str | Path] = [sys.executable, RECIPE]
 OPENMPI = ["mpirun.openmpi", "--allow-run-as-root", "--oversubscribe"]
-NOISE = ("Traceback", "Connection reset", "destroy_process_group", "instep: ", "leaked")
+SENTENCE = re.compile(r"(?:rank 0 heard: )?rank \d+ (?:sent data to|has received data from) rank \d+")
+NOISE = ("Traceback", "Connection reset", "destroy_process_group", "leaked")
 
 
-def assert_told(result: Result, world_size: int) -> None:
-    """Each rank has said its line, once, and nobody has made noise."""
+def assert_told(result: Result, world_size: int, *, main_only: bool = False) -> None:
+    """Each rank has said its lines, once, and nobody has made noise."""
     sent = [f"rank 0 sent data to rank {rank}" for rank in range(1, world_size)]
     received = [f"rank {rank} has received data from rank 0" for rank in range(1, world_size)]
+    heard = [f"rank 0 heard: {words}" for words in received]
     result.ok()
-    # `instep run` and torch's launchers may put a line of their own around the script's.
-    told = [line for line in result.out.splitlines() if "data" in line]
-    assert sorted(told) == sorted(sent + received), str(result)
+    # Not by lines: a launcher passes on what comes, and the end of a line may come a little later.
+    told = SENTENCE.findall(result.out)
+    assert sorted(told) == sorted(sent + heard + ([] if main_only else received)), str(result)
     assert not any(noise in result.err for noise in NOISE), str(result)
 
 
@@ -45,13 +48,13 @@ LOCAL: dict[str, list[str | Path]] = {
 def test_on_this_machine(launcher: str, tmp_path: Path) -> None:
     argv = LOCAL[launcher]
     need_tool(str(argv[0]))
-    assert_told(run_command(argv, cwd=tmp_path), 3)
+    assert_told(run_command(argv, cwd=tmp_path), 3, main_only=launcher == "instep run")
 
 
 @pytest.mark.parametrize("meet", ["tcp", "file"])
 def test_spawned(meet: str, tmp_path: Path) -> None:
     where = f"tcp://127.0.0.1:{free_port()}" if meet == "tcp" else f"file://{tmp_path}/meet"
-    assert_told(run_command([*SCRIPT, "--spawn", "3", "--init-method", where]), 3)
+    assert_told(run_command([*SCRIPT, "--spawn", "2", "--init-method", where]), 2)
 
 
 def test_alone() -> None:
@@ -65,8 +68,6 @@ def test_alone() -> None:
         (["-N2", "--ntasks-per-node=2"], 4),
         (["-N2", "-n3", "--distribution=plane=1"], 3),  # ranks 0 and 2 on n1, 1 on n2
         (["-N2", "-n3"], 3),
-        (["-N2", "--ntasks-per-node=2", "--mpi=pmi2"], 4),
-        (["-N2", "--ntasks-per-node=2", "--mpi=pmix"], 4),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else str(value),
 )
@@ -74,11 +75,10 @@ def test_srun_with_one_task_for_each_rank(cluster: Cluster, options: list[str], 
     assert_told(cluster.run(["srun", *options, *SCRIPT]), world_size)
 
 
-@pytest.mark.parametrize("meet", ["", "tcp", "file"])
+@pytest.mark.parametrize("meet", ["", "file"])
 def test_srun_with_one_task_for_each_node_that_spawns(cluster: Cluster, meet: str, tmp_path: Path) -> None:
-    where = {"": "", "tcp": f"tcp://n1:{free_port()}", "file": f"file://{tmp_path}/meet"}[meet]
-    options = ["--spawn", "2", *(["--init-method", where] if where else [])]
-    assert_told(cluster.run(["srun", "-N2", "--ntasks-per-node=1", *SCRIPT, *options]), 4)
+    where = ["--init-method", f"file://{tmp_path}/meet"] if meet else []
+    assert_told(cluster.run(["srun", "-N2", "--ntasks-per-node=1", *SCRIPT, "--spawn", "2", *where]), 4)
 
 
 def test_torchrun_inside_srun(cluster: Cluster) -> None:
@@ -97,3 +97,10 @@ def test_mpi_inside_an_allocation(cluster: Cluster, launcher: str) -> None:
     need_tool(command[0])
     salloc = ["salloc", "--quiet", "-N2", "--ntasks-per-node=2"]
     assert_told(cluster.run([*salloc, *command, *SCRIPT]), world_size)
+
+
+def test_an_allocation_without_a_launcher_is_refused(cluster: Cluster) -> None:
+    result = cluster.run(["salloc", "--quiet", "-N2", "-n4", *SCRIPT])
+    assert result.rc == 2, str(result)
+    assert "srun" in result.err
+    assert "Traceback" not in result.err

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-import sys
+import shlex
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -22,19 +23,18 @@ if TYPE_CHECKING:
     from tests.commands import Result
     from tests.real.slurm import Cluster
 
-WORLD = ["instep", "world", "--json"]
-SHELL_ONLY = [sys.executable, "-m", "instep", "world"]
 FIELDS = ("rank", "world_size", "local_rank", "local_world_size", "node_rank", "num_nodes")
 
 
-def worlds(result: Result) -> list[dict[str, Any]]:
-    """What the ranks have printed, in rank order."""
-    decoder, text, found = json.JSONDecoder(), result.ok().out.strip(), []
-    while text:
-        value, end = decoder.raw_decode(text)
-        found.append(value)
-        text = text[end:].lstrip()
-    return sorted(found, key=lambda world: world["rank"])
+Run = Callable[[list[str]], "Result"]
+
+
+def worlds(run: Run, launcher: str, folder: Path) -> list[dict[str, Any]]:
+    """What the ranks say, in rank order. Each writes a file of its own: on one pipe they would mix."""
+    each = ["sh", "-c", f"exec instep world --json >{folder}/$(hostname).$$"]
+    run([*launcher.split(), *each]).ok()
+    found = [json.loads(file.read_text()) for file in folder.iterdir()]
+    return sorted(found, key=lambda world: int(world["rank"]))
 
 
 def rows(found: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
@@ -50,47 +50,41 @@ def places(found: list[dict[str, Any]]) -> set[tuple[str, str, int]]:
     [
         ("-N2 --ntasks-per-node=2", [0, 0, 1, 1]),
         ("-N2 -n3", [0, 0, 1]),
-        ("-N2 -n4 -m cyclic", [0, 1, 0, 1]),
+        ("-N2 --ntasks-per-node=2 -m cyclic", [0, 1, 0, 1]),
         ("-N2 -n3 -m plane=1", [0, 1, 0]),
         ("-N1 -n2 -w n2", [0, 0]),
         ("-N2 --ntasks-per-node=2 --mpi=pmi2", [0, 0, 1, 1]),
         ("-N2 --ntasks-per-node=2 --mpi=pmix", [0, 0, 1, 1]),
     ],
 )
-def test_srun(cluster: Cluster, options: str, nodes: list[int]) -> None:
-    found = worlds(cluster.run(["srun", *options.split(), *WORLD]))
+def test_srun(cluster: Cluster, options: str, nodes: list[int], tmp_path: Path) -> None:
+    found = worlds(cluster.run, f"srun {options}", tmp_path)
     count = max(nodes) + 1
     expected = [
         (rank, len(nodes), nodes[:rank].count(node), nodes.count(node), node, count) for rank, node in enumerate(nodes)
     ]
     assert rows(found) == expected
     ((launcher, addr, port),) = places(found)
-    assert (launcher, addr) == ("slurm", "n2" if "n2" in options else "n1")
+    assert (launcher, addr) == ("slurm", "n1" if count > 1 else "127.0.0.1")
     assert port > 0
 
 
-@pytest.mark.parametrize("argv", ["mpirun.openmpi --allow-run-as-root --oversubscribe -np 3", "mpiexec.mpich -n 3"])
-def test_mpi_on_this_machine(argv: str) -> None:
-    command = argv.split()
-    need_tool(command[0])
-    found = worlds(run_command([*command, *WORLD]))
+@pytest.mark.parametrize("launcher", ["mpirun.openmpi --allow-run-as-root --oversubscribe", "mpiexec.mpich"])
+def test_mpi_on_this_machine(launcher: str, tmp_path: Path) -> None:
+    need_tool(launcher.split(maxsplit=1)[0])
+    found = worlds(run_command, f"{launcher} -n 3", tmp_path)
     assert rows(found) == [(rank, 3, rank, 3, 0, 1) for rank in range(3)]
-    ((launcher, addr, _),) = places(found)
-    assert launcher == ("openmpi" if "openmpi" in argv else "mpich")
-    assert addr in ("127.0.0.1", "localhost")
+    ((name, addr, _),) = places(found)
+    assert (name, addr) == ("openmpi" if "openmpi" in launcher else "mpich", "127.0.0.1")
 
 
-def test_openmpi_inside_an_allocation(cluster: Cluster) -> None:
-    need_tool("mpirun.openmpi")
-    salloc = ["salloc", "--quiet", "-N2", "--ntasks-per-node=2"]
-    found = worlds(cluster.run([*salloc, "mpirun.openmpi", "--allow-run-as-root", "-np", "4", *WORLD]))
-    assert [(w["rank"], w["world_size"], w["local_rank"], w["local_world_size"]) for w in found] == [
-        (0, 4, 0, 2),
-        (1, 4, 1, 2),
-        (2, 4, 0, 2),
-        (3, 4, 1, 2),
-    ]
-    assert {(w["launcher"], w["master_addr"]) for w in found} == {("openmpi", "n1")}
+@pytest.mark.parametrize("launcher", ["mpirun.openmpi --allow-run-as-root", "mpiexec.mpich -ppn 2"])
+def test_mpi_inside_an_allocation(cluster: Cluster, launcher: str, tmp_path: Path) -> None:
+    need_tool(launcher.split(maxsplit=1)[0])
+    found = worlds(cluster.run, f"salloc --quiet -N2 --ntasks-per-node=2 {launcher} -n 4", tmp_path)
+    assert [row[:4] for row in rows(found)] == [(0, 4, 0, 2), (1, 4, 1, 2), (2, 4, 0, 2), (3, 4, 1, 2)]
+    ((name, addr, _),) = places(found)
+    assert (name, addr) == ("openmpi" if "openmpi" in launcher else "mpich", "n1")
 
 
 def assert_refused(result: Result) -> None:
@@ -102,7 +96,7 @@ def assert_refused(result: Result) -> None:
 
 
 def test_a_shell_of_salloc_is_no_rank(cluster: Cluster) -> None:
-    assert_refused(cluster.run(["salloc", "--quiet", "-N2", "-n4", *SHELL_ONLY]))
+    assert_refused(cluster.run(["salloc", "--quiet", "-N2", "-n4", "instep", "world"]))
 
 
 def test_a_batch_script_is_no_rank(cluster: Cluster, tmp_path: Path) -> None:
@@ -127,12 +121,11 @@ def interactive(cluster: Cluster) -> Iterator[Cluster]:
         yield made
 
 
-def test_the_interactive_step_of_salloc_is_no_rank(interactive: Cluster) -> None:
+def test_the_interactive_step_of_salloc_is_no_rank(interactive: Cluster, tmp_path: Path) -> None:
     result = interactive.run(["salloc", "--quiet", "-N2", "-n4"], stdin="instep world\necho code $?\n")
     assert "code 2" in result.out, str(result)
-    found = worlds(
-        interactive.run(["salloc", "--quiet", "-N2", "--ntasks-per-node=2"], stdin="srun instep world --json\n")
-    )
+    allocate = ["salloc", "--quiet", "-N2", "--ntasks-per-node=2"]
+    found = worlds(lambda argv: interactive.run(allocate, stdin=shlex.join(argv)), "srun", tmp_path)
     assert rows(found) == [(0, 4, 0, 2, 0, 2), (1, 4, 1, 2, 0, 2), (2, 4, 0, 2, 1, 2), (3, 4, 1, 2, 1, 2)]
 
 
