@@ -20,7 +20,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 # One line per verb. A verb imports what it needs when it is used.
-app.command("run", context_settings=run.SETTINGS)(run.run_command)
+app.command("run", context_settings=run.SETTINGS, options_metavar=run.USAGE)(run.run_command)
 app.command("world")(world.world_command)
 
 

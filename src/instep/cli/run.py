@@ -15,6 +15,7 @@ from instep.errors import InstepError, RunError
 if TYPE_CHECKING:
     from instep.launch.plan import Plan
 
+USAGE = "[OPTIONS] (SCRIPT | -m MODULE)"
 # Options end at SCRIPT: what follows belongs to the script, whatever it looks like.
 SETTINGS = {"allow_interspersed_args": False}
 
@@ -22,14 +23,12 @@ SETTINGS = {"allow_interspersed_args": False}
 def run_command(  # noqa: PLR0917  # typer reads the signature
     program: Annotated[
         list[str] | None,
-        typer.Argument(metavar="SCRIPT [ARGS]...", help="The script and what it is given.", show_default=False),
+        typer.Argument(metavar="ARGS", help="SCRIPT or MODULE, and what it is given.", show_default=False),
     ] = None,
     nproc: Annotated[
         str, typer.Option("--nproc", "-n", metavar="N|auto", help="Ranks; auto: one per GPU, or one.")
     ] = "auto",
-    module: Annotated[
-        bool, typer.Option("-m", help="SCRIPT is the name of a module, as for python -m.", show_default=False)
-    ] = False,
+    module: Annotated[bool, typer.Option("-m", help="Run a module, as python -m does.", show_default=False)] = False,
     name: Annotated[
         str | None, typer.Option(help="Name of the run folder, a new one. [default: script and time]")
     ] = None,

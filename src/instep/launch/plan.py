@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from instep.errors import RunError
+from instep.launch.signals import ENDING
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -202,5 +203,6 @@ def rank_environment(rank: int, world_size: int, port: int | str, job: str, fold
         "TORCHELASTIC_MAX_RESTARTS": "0",
         "TORCHELASTIC_RUN_ID": job,
         "TORCHELASTIC_USE_AGENT_STORE": "False",
+        "TORCHELASTIC_SIGNALS_TO_HANDLE": ",".join(number.name for number in ENDING),
         "TORCHELASTIC_ERROR_FILE": f"{folder}/log/rank-{rank}.error.json",
     }

@@ -105,12 +105,17 @@ def _load(job: Job) -> tuple[CodeType, types.ModuleType]:
     if job.kind == "module":
         return _load_module(job.name, module), module
     if job.kind == "folder":
-        return _load_folder(job.name, module), module
-    path = str(Path(job.name).absolute())
+        return _load_folder(_absolute(job.name), module), module
+    path = _absolute(job.name)
     loader = SourceFileLoader("__main__", path)
     module.__dict__.update(__file__=path, __cached__=None, __loader__=loader)
     _put_first(str(Path(path).resolve().parent))
     return compile(loader.get_data(path), path, "exec", dont_inherit=True), module
+
+
+def _absolute(name: str) -> str:
+    """As python makes it: ``./a/../b`` stays as it is behind the working folder."""
+    return os.path.join(os.getcwd(), name)  # noqa: PTH109, PTH118  # pathlib would drop the leading "./"
 
 
 def _load_folder(name: str, module: types.ModuleType) -> CodeType:

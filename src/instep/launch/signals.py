@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self  # for the type checker only: Python has it from 3.11 on
 
-ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)
 
 

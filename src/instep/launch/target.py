@@ -155,28 +155,25 @@ def _find_spec(name: str) -> ModuleSpec | None:
     if not all(part.isidentifier() for part in name.split(".")):
         return None
     # As in a rank: the working folder takes the place of the folder of the `instep` command.
-    path: Sequence[str] | None = [str(Path.cwd()), *sys.path[1:]]
+    path: Sequence[str] = [str(Path.cwd()), *sys.path[1:]]
     spec: ModuleSpec | None = None
-    done = ""
+    parents = ""
     for part in name.split("."):
-        done = f"{done}.{part}" if done else part
-        spec = _ask_finders(done, path, top=part == done)
+        spec = _ask_finders(parents, part, path)
         if spec is None:
             return None
-        path = _places(spec)
+        path = list(spec.submodule_search_locations or ())
+        parents += f"{part}."
     return spec
 
 
-def _ask_finders(name: str, path: Sequence[str] | None, *, top: bool) -> ModuleSpec | None:
-    """What the import system would find: also the finders of editable installs."""
+def _ask_finders(parents: str, part: str, path: Sequence[str]) -> ModuleSpec | None:
+    """What the import system would find, with the finders of editable installs, but parents need not be imported."""
     for finder in sys.meta_path:
-        spec = finder.find_spec(name, path if finder is PathFinder or not top else None)
+        if finder is PathFinder:
+            spec = PathFinder.find_spec(part, path)
+        else:
+            spec = finder.find_spec(parents + part, path if parents else None)
         if spec is not None:
             return spec
     return None
-
-
-def _places(spec: ModuleSpec) -> list[str]:
-    """Where a package's modules lie; a namespace package would compute it from parents that are not imported."""
-    locations = spec.submodule_search_locations
-    return list(getattr(locations, "_path", None) or locations or [])
