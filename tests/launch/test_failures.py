@@ -189,3 +189,21 @@ def test_raised_at_step_3(torch_place: Place) -> None:
     result = torch_place.run("--nproc", 2, "train.py")
     assert result.rc == 1
     assert re.search(r"✗ rank 1 on \S+ failed: ValueError: step 3\n  Traceback", result.err)
+
+
+def test_an_error_of_ours_in_another_rank_after_torch_has_set_its_hook(torch_place: Place) -> None:
+    torch_place.write(
+        "train.py",
+        """
+        import torch.distributed as dist
+        from instep import InstepError
+        dist.init_process_group("gloo")
+        if dist.get_rank() == 1:
+            raise InstepError("the data is odd", evidence=["3 samples"], cure="look")
+        dist.barrier()
+        """,
+    )
+    result = torch_place.run("--nproc", 2, "train.py")
+    assert result.rc == 2
+    assert "Traceback" not in torch_place.log(1)
+    assert re.search(r"✗ rank 1 on \S+ failed: InstepError: the data is odd\n    3 samples\n    → look\n", result.err)

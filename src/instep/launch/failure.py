@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 WINDOW = 0.3  # seconds: the peers of a killed rank say so some milliseconds before its own end is known
 LONG_WINDOW = 1.5  # where all that is known is that peers were lost: the kernel may still be freeing a big process
+_LONGEST = 300  # characters of a message in the headline
 
 _PEER_TEXT = re.compile(
     r"connection (was )?(likely )?(reset|closed|refused|aborted)|broken pipe|closed by peer|reset by peer"
@@ -105,7 +106,9 @@ def what_happened(event: Event, *, memory: str = "") -> str:
     """The exception, the signal or the exit code."""
     if event.type:
         kind = event.type.removeprefix("instep.errors.")
-        return f"{kind}: {event.message}" if event.message else kind
+        first = event.message.partition("\n")[0]
+        text = first if len(first) <= _LONGEST else first[:_LONGEST] + " ..."
+        return f"{kind}: {text}" if text else kind
     if event.signal:
         return f"killed by {signal_name(event.signal)}{_why_signal(event.signal, memory)}"
     return f"it left with exit code {event.exit_code}"
@@ -117,6 +120,11 @@ def signal_name(number: int) -> str:
         return f"signal {number} ({signal.Signals(number).name})"
     except ValueError:
         return f"signal {number}"
+
+
+def details(event: Event) -> list[str]:
+    """What the exception said, below the headline; nothing for a process that ended without one."""
+    return (event.traceback or event.message.partition("\n")[2]).splitlines()
 
 
 def _why_signal(number: int, memory: str) -> str:

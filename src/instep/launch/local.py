@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from instep import __version__
 from instep.launch import kin
-from instep.launch.failure import Event, signal_name
+from instep.launch.failure import Event, details, signal_name
 from instep.launch.machine import kernel_says_out_of_memory, out_of_memory_kills
 from instep.launch.output import Output, cannot_write
 from instep.launch.plan import MASTER_ADDR, Plan
@@ -50,6 +50,7 @@ def run_here(plan: Plan, *, runs: Path, name: str | None, command: list[str], st
         RunError: the run could not be started, or its folder could not be written; nothing is left running.
 
     """
+    _open_standard_streams()
     with Signals() as signals:
         begin = time.monotonic()
         folder = create_folder(runs, name, default_name(plan.target.stem, datetime.now()))  # noqa: DTZ005  # local
@@ -82,6 +83,15 @@ def run_here(plan: Plan, *, runs: Path, name: str | None, command: list[str], st
             job.watch()
         facts.wait()
         return _conclude(job, record, folder, reporter, time.monotonic() - begin)
+
+
+def _open_standard_streams() -> None:
+    """Where the caller has closed one (``<&-``), let nothing of ours take its number."""
+    for descriptor in range(3):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest free number, which is this one
 
 
 def _new_record(plan: Plan, folder: Path, command: list[str], port: int) -> RunRecord:
@@ -166,7 +176,7 @@ class _Reporter(Listener):
         log = self.output.logs[event.rank]
         detail: list[str] = []
         if not self.output.shows(event.rank):  # else it is on the screen already
-            detail = event.traceback.rstrip("\n").splitlines() if event.type else log.tail(LOG_LINES)
+            detail = details(event) if event.type else log.tail(LOG_LINES)
         memory = self._memory(job.pids.get(event.rank, 0)) if event.signal == signal.SIGKILL else ""
         self.output.say(
             self.teller.failure(event, self.plan.host, detail=detail, log=log.path, others=others, memory=memory)

@@ -195,8 +195,7 @@ def _exit_code(error: BaseException) -> int:
 
 def _show_only_users_frames() -> None:
     """Python prints what escapes through sys.excepthook: let it, without the frames that brought us here."""
-    if sys.excepthook is sys.__excepthook__:
-        errors.speak_plainly()
+    errors.speak_plainly()
     hook = sys.excepthook
 
     def shown(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> Any:
