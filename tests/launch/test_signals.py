@@ -68,6 +68,19 @@ def test_ranks_may_save_and_ask_to_be_started_again(place: Place) -> None:
     assert place.record()["outcome"] == "preempted"
 
 
+def test_a_signal_to_all_processes_of_the_job(place: Place) -> None:
+    """As scancel and `pkill -f train.py` do it: the fork server stays until its ranks have saved."""
+    place.write(
+        "train.py", WAIT.format(first="signal.signal(signal.SIGTERM, lambda *_: (time.sleep(0.5), sys.exit(75)))")
+    )
+    with place.started("--nproc", 2, "train.py") as run:
+        run.wait_for("ready0", "ready1")
+        for process in [psutil.Process(run.process.pid), *psutil.Process(run.process.pid).children(recursive=True)]:
+            process.send_signal(signal.SIGTERM)
+        assert run.end() == 75
+    assert place.record()["exit_codes"] == {"0": 75, "1": 75}
+
+
 def test_the_grace_is_kept_then_all_are_killed(place: Place) -> None:
     place.write("train.py", WAIT.format(first="signal.signal(signal.SIGTERM, signal.SIG_IGN)"))
     with place.started("--nproc", 2, "--grace", 1, "train.py") as run:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from instep.launch.job import Job
 
-_MOST_TEXT = 16_000  # bytes of a traceback that is reported
+_MOST_TEXT = 8_000  # characters of a message and of a traceback; JSON may take 6 bytes for each
 
 
 def run(job: Job, number: int) -> None:

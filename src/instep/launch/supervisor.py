@@ -130,7 +130,6 @@ class Supervisor:
             self._lost_server()
         elif "started" in message:
             self.pids = {int(rank): pid for rank, pid in message["started"].items()}
-            self._listener.started(self)
             for number in self._early:
                 self._server.signal(number)
         elif "ended" in message:
@@ -212,7 +211,8 @@ class Supervisor:
 
     def _asked_to_end(self, number: int) -> None:
         now = time.monotonic()
-        if self.signal and now - self._signal_time < SAME_PRESS_S:
+        twice = self.signal and now - self._signal_time < SAME_PRESS_S
+        if twice or not self._alive:
             return
         again = bool(self.signal or self.failure)
         if not again:
@@ -227,9 +227,6 @@ class Supervisor:
 
 class Listener:
     """What tells the user. Each method is called at the moment it is named after."""
-
-    def started(self, job: Supervisor) -> None:
-        """All ranks have been forked."""
 
     def failed(self, job: Supervisor, event: Event, others: int) -> None:
         """A rank has failed, and the others will be ended."""

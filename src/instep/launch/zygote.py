@@ -21,6 +21,7 @@ from typing import Any
 
 from instep.launch import kin, rank
 from instep.launch.job import Job, receive, send
+from instep.launch.signals import ENDING, PASSED_ON
 
 
 def main() -> None:
@@ -33,16 +34,22 @@ def main() -> None:
     for descriptor in (control.fileno(), job.report, *(one for pair in job.outputs for one in pair)):
         os.set_inheritable(descriptor, False)  # a rank's own children get the standard streams only
     kin.adopt_orphans()
+    # Whoever signals all processes of a job (scancel, pkill -f) means the ranks. Without us they would be killed.
+    ours = {number: signal.signal(number, signal.SIG_IGN) for number in (*ENDING, *PASSED_ON)}
     _preload()
     number = _serve(control, job)
+    for name, handler in ours.items():
+        # Python's own handler for Ctrl-C would raise in the middle of our code: it waits until the script begins.
+        signal.signal(name, signal.SIG_DFL if handler is signal.default_int_handler else handler)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, ours)
     rank.run(job, number)
 
 
 def _preload() -> None:
     """Import what every rank will need. What fails here fails again in the rank, where the user sees it."""
+    gc.disable()  # until the ranks have been forked: nothing is freed that leaves holes in shared pages
     with suppress(Exception):
         importlib.import_module("torch.distributed")
-    gc.collect()
     gc.freeze()  # a collection in a rank does not touch, and so not copy, the pages shared by all
 
 
@@ -53,7 +60,8 @@ def _serve(control: socket.socket, job: Job) -> int:
         end.setblocking(False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(woken.fileno(), warn_on_full_buffer=False)
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    # A signal for a rank that does not yet stand on its own feet waits.
+    signal.pthread_sigmask(signal.SIG_BLOCK, (*ENDING, *PASSED_ON))
     server = os.getpid()
     ranks: dict[int, int] = {}
     for number in range(job.world_size):
