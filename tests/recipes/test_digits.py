@@ -1,0 +1,55 @@
+"""The recipe learns, and gives the same figures on any number of ranks."""
+
+from __future__ import annotations
+
+import json
+import runpy
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.harness import run_job
+
+RECIPE = Path(__file__).parents[2] / "recipes" / "digits.py"
+
+
+def train(*arguments: str) -> None:
+    sys.argv = [str(RECIPE), *arguments]
+    runpy.run_path(str(RECIPE), run_name="__main__")
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> dict[int, dict[str, Any]]:
+    found = {}
+    for nproc in (1, 2, 3):
+        file = tmp_path_factory.mktemp("digits") / "losses.json"
+        done = run_job(train, nproc, "--losses", str(file), join=None, limit_s=60)
+        found[nproc] = json.loads(file.read_text()) | {"output": done.outputs, "seconds": done.seconds}
+    return found
+
+
+@pytest.mark.parametrize("nproc", [1, 2, 3])
+def test_it_learns(results: dict[int, dict[str, Any]], nproc: int) -> None:
+    result = results[nproc]
+
+    assert result["right"] >= 0.97 * result["seen"]
+    assert result["seen"] == 357  # every test image, once
+    assert f"({result['right']} of 357 images)" in result["output"][0]
+    assert result["output"][0].count("images/s") == 20
+    assert all("accuracy" not in output for output in result["output"][1:])  # the main rank speaks
+
+
+@pytest.mark.parametrize("nproc", [2, 3])
+def test_the_figures_are_the_same(results: dict[int, dict[str, Any]], nproc: int) -> None:
+    assert results[nproc]["losses"] == pytest.approx(results[1]["losses"], abs=1e-4, rel=0)
+    assert len(results[1]["losses"]) == 300
+    assert results[nproc]["right"] == results[1]["right"]
+
+
+@pytest.mark.parametrize("batch", ["97", "0", "-2"])
+def test_an_impossible_global_batch_is_refused(batch: str) -> None:
+    with pytest.raises(Exception, match="cannot be divided") as caught:
+        run_job(train, 2, "--global-batch", batch, join=None)
+    assert "multiple" in str(caught.value)
