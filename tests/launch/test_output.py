@@ -97,6 +97,17 @@ def test_a_reader_that_has_gone(place: Place) -> None:
     assert place.log(0).endswith("99999\n")
 
 
+def test_streams_that_the_caller_has_closed(place: Place) -> None:
+    place.write("train.py", SPEAK)
+    done = subprocess.run(
+        f"{INSTEP} run --nproc 2 train.py <&- >&-",
+        shell=True, cwd=place.path, env={**os.environ, **place.env}, stderr=subprocess.PIPE, text=True, timeout=30,
+        check=True,
+    )  # fmt: skip
+    assert "✓ finished" in done.stderr
+    assert sorted(place.log(0).splitlines()) == ["err 0", "out 0"]
+
+
 def test_json_has_the_standard_output_to_itself(place: Place) -> None:
     place.write("train.py", SPEAK)
     result = place.run("--nproc", 2, "--json", "train.py", "--lr", 1).ok()

@@ -22,7 +22,7 @@ FACTS = """
     print(json.dumps({
         "argv": sys.argv,
         "orig_argv": sys.orig_argv[1:],
-        "executable": sys.executable,
+        "prefix": sys.prefix,
         "path0": sys.path[0],
         "file": __file__,
         "name": __name__,
