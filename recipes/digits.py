@@ -123,7 +123,7 @@ def evaluate(model: nn.Module, loader: instep.data.ShardedLoader, device: torch.
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Train a small ResNet to read scanned digits.")
-    parser.add_argument("--epochs", type=int, default=20)
+    parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument("--global-batch", type=int, default=96, help="images per step, all ranks together")
     parser.add_argument("--lr", type=float, default=0.03, help="the highest learning rate")
     parser.add_argument("--seed", type=int, default=0)
