@@ -63,11 +63,20 @@ def backend_for(backend: str | None, device: torch.device) -> str:
     """Torch's name for what carries the collectives: gloo for CPU tensors, NCCL beside it for those on a GPU.
 
     Raises:
-        JoinError: NCCL is asked for on the CPU.
+        JoinError: NCCL is asked for on the CPU, or a backend that torch does not know.
 
     """
     if backend is None:
         return "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+    import torch.distributed as dist
+
+    for name in (part.rpartition(":")[2].lower() for part in backend.split(",")):
+        if name not in dist.Backend.backend_list:
+            raise JoinError(
+                f"torch knows no backend {name!r}.",
+                evidence=[f"backend={backend!r}"],
+                cure=f"One of {', '.join(dist.Backend.backend_list[1:])}, or none: it is chosen by the device.",
+            )
     if "nccl" in backend and device.type != "cuda":
         raise JoinError(
             "NCCL carries the tensors of NVIDIA GPUs only, and this rank has none.",

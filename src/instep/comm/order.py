@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Literal, ParamSpec, TypeVar
 
-from instep.comm.session import is_main, together
+from instep.comm.session import current, is_main
 from instep.comm.waiting import store_gone, wait_for
 from instep.errors import StepError
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 R = TypeVar("R")
 
-_alone: ContextVar[str | None] = ContextVar("alone", default=None)
+_alone: ContextVar[tuple[str, str]] = ContextVar("alone", default=("", ""))  # (which piece, where)
 _DONE, _FAILED = "done", "failed "
 
 
@@ -32,8 +32,8 @@ def refuse_if_alone(piece: str) -> None:
         StepError: this code runs inside a @main_only function, or is the main rank's turn in main_first().
 
     """
-    where = _alone.get()
-    if where is not None:
+    where = _alone.get()[1]
+    if where:
         raise StepError(
             f"{piece} needs all ranks, but is called inside {where}, where the other ranks are not: "
             "they would wait for ever.",
@@ -65,14 +65,16 @@ def main_first(scope: Literal["world", "node"] = "world", timeout: float | None 
     """
     if scope not in ("world", "node"):
         raise StepError(f"main_first() does not know scope={scope!r}.", cure="Give 'world' or 'node'.")
-    session = together("main_first")
+    session = current("main_first")
     first, name = _first_of(session, scope)
+    if not first or _alone.get()[0] == "main_only":  # the first of all may take its turns one in the other
+        refuse_if_alone("main_first")
     key = f"first/{session.turn('main_first')}/{name}"
     if not first:
         _wait_for_first(session, key, timeout, f"main_first() at {_caller()}")
         yield
         return
-    token = _alone.set(f"main_first() at {_caller()}")
+    token = _alone.set(("main_first", f"main_first() at {_caller()}"))
     try:
         yield
     except BaseException as error:
@@ -99,7 +101,7 @@ def main_only(function: Callable[P, R]) -> Callable[P, R | None]:
     def run(*args: P.args, **kwargs: P.kwargs) -> R | None:
         if not is_main():
             return None
-        token = _alone.set(f"@main_only {function.__qualname__}()")
+        token = _alone.set(("main_only", f"@main_only {function.__qualname__}()"))
         try:
             return function(*args, **kwargs)
         finally:

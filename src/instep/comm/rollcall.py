@@ -82,12 +82,26 @@ def call(store: Store, mine: Report, timeout: float) -> list[Report]:
 
     """
     try:
-        reports = _exchange(store, mine, timeout)
-        _check(reports)
+        try:
+            reports = _exchange(store, mine, timeout)
+            _check(reports)
+        except JoinError as error:
+            _tell_others(store, mine, error)
+            raise
     except (RuntimeError, StepError) as error:
         gone = error if isinstance(error, StepError) else store_gone(error)
         raise JoinError(gone.what, evidence=gone.evidence, cure=gone.cure) from None
     return reports
+
+
+def _tell_others(store: Store, mine: Report, error: JoinError) -> None:
+    """Let the others fail with the same words; the main rank stays a moment, for its store ends with it."""
+    if not store.check(["trouble"]):
+        store.set("trouble", json.dumps([error.what, error.evidence, error.cure]))
+    store.set(f"heard/{mine.rank}", "1")
+    if mine.rank == 0:
+        here = [f"heard/{entry.rank}" for entry in _present(store, mine) if entry is not None]
+        wait_for(store, here, 2.0, str)
 
 
 def _exchange(store: Store, mine: Report, timeout: float) -> list[Report]:
@@ -95,14 +109,12 @@ def _exchange(store: Store, mine: Report, timeout: float) -> list[Report]:
     if store.add(f"claim/{mine.rank}", 1) > 1:
         wait_for(store, [_came(mine.rank)], 2.0, str)
         other = _read(store, mine.rank)
-        error = JoinError(
+        raise JoinError(
             f"Two processes say that they are rank {mine.rank}.",
             evidence=[entry.who() for entry in (other, mine) if entry is not None],
             cure="Let one launcher give the ranks: a variable that was expanded on the submitting machine is the same "
             "everywhere,\nand two jobs at one address and port meet (export another MASTER_PORT for one of them).",
         )
-        store.set("trouble", json.dumps([error.what, error.evidence, error.cure]))
-        raise error
     store.set(_came(mine.rank), text)
     everyone = [_came(rank) for rank in range(mine.world_size)]
     if wait_for(store, everyone, timeout, lambda: _waiting(store, mine), stop="trouble"):
@@ -204,8 +216,9 @@ def complete(world: World, reports: list[Report]) -> World:
         "node_rank": machines.index(mine),
         "num_nodes": len(machines),
     }
-    # A hand-set environment only supposes that all nodes have equally many ranks.
-    supposed = ("node_rank", "num_nodes") if world.launcher == "environment" else ()
+    # A hand-set environment without the number of nodes only supposes that all have equally many ranks.
+    said = {entry.field for entry in world.evidence if entry.source}
+    supposed = {"node_rank", "num_nodes"} - said if world.launcher == "environment" else set()
     values = {name: value for name, value in found.items() if getattr(world, name) is None or name in supposed}
     note = "from the names of the machines, when the ranks met"
     return world.with_facts(*(Evidence(name, "", note) for name in values), **values)

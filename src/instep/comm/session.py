@@ -145,9 +145,6 @@ def initialized_dist() -> Any:
 def together(piece: str) -> Session:
     """The session in which all ranks now do `piece` together.
 
-    It is the one of init(), or one over torch's default group where the user called init_process_group, or a world
-    of one.
-
     Raises:
         StepError: other ranks exist but were not joined, or this rank is where only it may be.
 
@@ -155,6 +152,16 @@ def together(piece: str) -> Session:
     from instep.comm.order import refuse_if_alone
 
     refuse_if_alone(piece)
+    return current(piece)
+
+
+def current(piece: str) -> Session:
+    """The session of init(), or one over torch's default group if the user made that, or a world of one.
+
+    Raises:
+        StepError: `piece` needs the other ranks, and they were not joined.
+
+    """
     if _session is not None:
         return _session
     dist = initialized_dist()

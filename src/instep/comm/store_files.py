@@ -43,6 +43,14 @@ def make(world: World) -> Store:
     path = path_of(world.init_method)
     _check_folder(path)
     _check_content(path, world)
+    try:
+        path.open("ab").close()  # torch would try for five minutes
+    except OSError as error:
+        raise JoinError(
+            f"The rendezvous file cannot be written: {error.strerror}.",
+            evidence=[f"{path} on {socket.gethostname()}"],
+            cure="Choose a path in a folder of your own that all ranks see.",
+        ) from None
     # Without a world size: then torch never removes the file, and the main rank does it in remove().
     store = FileStore(str(path), -1)
     _claim(store, path, world)
@@ -74,12 +82,6 @@ def _check_folder(path: Path) -> None:
         )
     if path.is_dir():
         raise JoinError("The rendezvous file cannot be made: the path is a folder.", evidence=[str(path)])
-    if not os.access(path if path.exists() else folder, os.W_OK):
-        raise JoinError(
-            "The rendezvous file cannot be written by this user.",
-            evidence=[f"{path} on {socket.gethostname()}"],
-            cure="Choose a path in a folder of your own that all ranks see.",
-        )
 
 
 def _check_content(path: Path, world: World) -> None:

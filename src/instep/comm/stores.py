@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import socket
+import threading
 import time
 from datetime import timedelta
 from typing import TYPE_CHECKING
@@ -89,24 +90,38 @@ def _serve(world: World) -> Store:
 
 
 def _connect(world: World, timeout: float) -> Store:
-    from torch.distributed import TCPStore
-
     _refuse_own_name(world)
     _knock(world, timeout)
+    found: list[Store | RuntimeError] = []
+    # torch has no limit for a peer that accepts the connection and says nothing: such a thread is left behind.
+    thread = threading.Thread(target=_greet, args=(world, min(timeout, 30.0), found), daemon=True)
+    thread.start()
+    thread.join(min(timeout, 30.0) + 1.0)
+    answer = found[0] if found else RuntimeError("it accepts the connection and does not answer")
+    if isinstance(answer, RuntimeError):
+        raise JoinError(
+            f"Somebody listens at {world.master_addr}:{world.master_port}, but it is not the main rank of a job.",
+            evidence=[str(answer).splitlines()[0], world.why("master_addr"), world.why("master_port")],
+            cure="Another program has that port: choose another one, the same on all ranks:  export MASTER_PORT=29511",
+        )
+    return answer
+
+
+def _greet(world: World, timeout: float, found: list[Store | RuntimeError]) -> None:
+    from torch.distributed import TCPStore
+
     try:
-        return TCPStore(
-            world.master_addr,
-            world.master_port,
-            is_master=False,
-            wait_for_workers=False,
-            timeout=timedelta(seconds=max(5.0, min(timeout, 60.0))),
+        found.append(
+            TCPStore(
+                world.master_addr,
+                world.master_port,
+                is_master=False,
+                wait_for_workers=False,
+                timeout=timedelta(seconds=timeout),
+            )
         )
     except RuntimeError as error:
-        raise JoinError(
-            f"Somebody answers at {world.master_addr}:{world.master_port}, but it is not the main rank of a job.",
-            evidence=[str(error).splitlines()[0], world.why("master_addr"), world.why("master_port")],
-            cure="Another program has that port: choose another one, the same on all ranks:  export MASTER_PORT=29511",
-        ) from None
+        found.append(error)
 
 
 def _refuse_own_name(world: World) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+from importlib import import_module
 from types import ModuleType
 
 from instep import errors
@@ -85,6 +86,9 @@ class _CallablePackage(ModuleType):
 
         """
         return joined() or detect()
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return import_module, (__name__,)  # pickle and cloudpickle know plain modules only
 
 
 sys.modules[__name__].__class__ = _CallablePackage
