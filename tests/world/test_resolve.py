@@ -108,8 +108,8 @@ HAND = {"RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": A}
 # Columns: name; environment; rank, world, local rank, local world, node, nodes; master; launcher.
 GOLDEN: list[tuple[str, dict[str, str], tuple[int | None, ...], str, str]] = [
     ("torchrun", TORCHRUN, (5, 8, 1, 4, 1, 2), A, "torchrun"),
-    ("instep run", TORCHRUN | {"INSTEP_RUN": "/x/runs/run1"}, (5, 8, 1, 4, 1, 2), A, "instep run"),
-    ("torchrun inside a rank of instep run", TORCHRUN | {"INSTEP_RUN": "/x/runs/a"}, (5, 8, 1, 4, 1, 2), A, "torchrun"),
+    ("instep run", TORCHRUN | {"INSTEP_JOB": "run1"}, (5, 8, 1, 4, 1, 2), A, "instep run"),
+    ("torchrun inside a rank of instep run", TORCHRUN | {"INSTEP_JOB": "another"}, (5, 8, 1, 4, 1, 2), A, "torchrun"),
     ("torchrun in a batch script", BATCH_SHELL | TORCHRUN, (5, 8, 1, 4, 1, 2), A, "torchrun"),
     ("torchrun in a salloc shell", SALLOC_SHELL | TORCHRUN, (5, 8, 1, 4, 1, 2), A, "torchrun"),
     ("torchrun in srun", ONE_PER_NODE | TORCHRUN, (5, 8, 1, 4, 1, 2), A, "torchrun"),

@@ -6,7 +6,6 @@ Source: ``torch/distributed/run.py`` (section "Environment Variables") and
 
 from __future__ import annotations
 
-from pathlib import PurePath
 from typing import TYPE_CHECKING
 
 from instep.errors import WorldError
@@ -66,10 +65,10 @@ def read(env: Mapping[str, str], local_rank_argument: int | None = None) -> Read
 def _launcher(env: Mapping[str, str], local_rank_argument: int | None) -> tuple[str, tuple[str, str]]:
     """The launcher's name, and (source, note) of the evidence for it."""
     run_id = env.get("TORCHELASTIC_RUN_ID")
-    folder = env.get("INSTEP_RUN", "")
-    # A rank of `instep run` may itself call torchrun: then the run id is no longer that of the folder.
-    if folder and PurePath(folder).name == run_id:
-        return "instep run", (f"INSTEP_RUN={folder}", "")
+    job = env.get("INSTEP_JOB")
+    # A rank of `instep run` may itself call torchrun: then the run id is no longer that of its own job.
+    if job is not None and job == run_id:
+        return "instep run", (f"INSTEP_JOB={job}", "")
     if local_rank_argument is not None:
         return "torch.distributed.launch", (f"--local-rank={local_rank_argument}", "argument of the script")
     if run_id is not None:
