@@ -96,7 +96,7 @@ def train_epoch(
         # global batch, the gradient of the mean loss over it: exactly what one process would compute.
         loss = loss_sum * loader.world_size / loader.global_batch_size(step)
         optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         optimizer.step()
         schedule.step()
         sums.append(loss_sum.detach().double())

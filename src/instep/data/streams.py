@@ -38,7 +38,7 @@ class OwnStream(IterableDataset[Any]):
         self._epoch = torch.zeros((), dtype=torch.int64)
         if persistent:
             # The workers hold a copy of this object, and have to learn the epoch from the loader.
-            self._epoch.share_memory_()  # type: ignore[no-untyped-call]
+            self._epoch.share_memory_()
 
     @property
     def epoch(self) -> int:
