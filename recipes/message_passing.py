@@ -39,7 +39,7 @@ def main() -> None:
     parser.add_argument("--spawn", type=int, default=0, metavar="N", help="start N ranks from this process")
     args = parser.parse_args()
     if args.spawn:
-        mp.spawn(spawned, args=(args,), nprocs=args.spawn)  # type: ignore[no-untyped-call]
+        mp.spawn(spawned, args=(args,), nprocs=args.spawn)
     else:
         with instep.init(args.init_method, backend=args.backend) as session:
             pass_messages(session)

@@ -63,7 +63,12 @@ class TestPort:
         assert len({world.master_port for world in ranks}) == 1
 
     def test_other_jobs_steps_and_restarts_have_others(self) -> None:
-        changes: tuple[dict[str, str], ...] = ({}, {"SLURM_JOB_ID": "8"}, {"SLURM_STEP_ID": "1"}, {"SLURM_RESTART_COUNT": "1"})
+        changes: tuple[dict[str, str], ...] = (
+            {},
+            {"SLURM_JOB_ID": "8"},
+            {"SLURM_STEP_ID": "1"},
+            {"SLURM_RESTART_COUNT": "1"},
+        )
         assert len({resolve(STEP_2X2 | change).master_port for change in changes}) == len(changes)
 
     def test_given_port_wins(self) -> None:
