@@ -150,9 +150,8 @@ def main() -> None:
         test = instep.shard(test_data, 256)
 
         torch.manual_seed(args.seed)  # the same first weights on every rank
-        model: nn.Module = resnet().to(session.device)
-        if session.world_size > 1:
-            model = DistributedDataParallel(model)
+        net = resnet().to(session.device)
+        model = DistributedDataParallel(net) if session.world_size > 1 else net
         optimizer = torch.optim.SGD(model.parameters(), args.lr, momentum=0.9, weight_decay=5e-4, nesterov=True)
         schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, args.lr, total_steps=args.epochs * train.steps)
 
@@ -165,7 +164,8 @@ def main() -> None:
             if session.is_main:
                 print(f"epoch {epoch + 1:2}   loss {mean:.4f}   {speed:6.0f} images/s", flush=True)
 
-        count = evaluate(model, test, session.device)
+        # The bare network: DDP's forward pass may wait for the other ranks, and they may have fewer test batches.
+        count = evaluate(net, test, session.device)
         if session.is_main:  # a file has one writer
             accuracy = count["right"] / count["seen"]
             if args.losses:

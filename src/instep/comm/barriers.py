@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING
 
 from instep.comm.session import together
@@ -9,8 +10,6 @@ from instep.comm.waiting import store_gone, wait_for
 from instep.errors import StepError
 
 if TYPE_CHECKING:
-    from torch.distributed import Store
-
     from instep.comm.session import Session
 
 
@@ -31,52 +30,60 @@ def barrier(name: str = "barrier", timeout: float | None = None) -> None:
         return
     turn = session.turn(f"barrier {name}")
     limit = session.timeout if timeout is None else timeout
-    if not meet(session.store, session.rank, session.world_size, f"{name} #{turn}", limit):
+    if not meet(session, f"{name} #{turn}", limit):
         raise _missing(session, name, turn, limit)
-    if session.is_main and turn > 1:  # all ranks have passed the former turn: they have come to this one
+    if session.is_main and turn > 1:  # nobody is at the former turn any more: all have come to this one
         for key in ("count", "open"):
             session.store.delete_key(f"place/{name} #{turn - 1}/{key}")
 
 
-def meet(store: Store, rank: int, world_size: int, place: str, timeout: float) -> bool:
+def meet(session: Session, place: str, timeout: float) -> bool:
     """Come to a place and wait there for all ranks; whether they all came.
 
     Raises:
         StepError: the process that holds the store is gone.
 
     """
+    store = session.store
+    assert store is not None  # a world of one does not wait
     try:
-        store.set(f"at/{rank}", place)
-        everyone = store.add(f"place/{place}/count", 1) == world_size
-        if everyone:
+        # A rank that waited in vain and went on has still been there: it must not be called missing by the others.
+        store.set(f"at/{session.rank}", json.dumps([place, *session.gave_up]))
+        if store.add(f"place/{place}/count", 1) == session.world_size:
             store.set(f"place/{place}/open", "1")
             return True
     except RuntimeError as error:
         raise store_gone(error) from None
 
     def doing() -> str:
-        return f"waiting at {place!r} for rank{_numbers(absent(store, world_size, place))}"
+        return f"waiting at {place!r} for rank{_numbers(absent(session, place))}"
 
-    return wait_for(store, [f"place/{place}/open"], timeout, doing)
+    came = wait_for(store, [f"place/{place}/open"], timeout, doing)
+    if not came:
+        session.gave_up.append(place)
+    return came
 
 
-def absent(store: Store, world_size: int, place: str) -> list[int]:
+def absent(session: Session, place: str) -> list[int]:
     """The ranks that have not come to the place."""
-    return [rank for rank in range(world_size) if _last_seen(store, rank) != place]
+    return [rank for rank in range(session.world_size) if place not in _seen_at(session, rank)]
 
 
-def _last_seen(store: Store, rank: int) -> str:
-    return bytes(store.get(f"at/{rank}")).decode() if store.check([f"at/{rank}"]) else ""
+def _seen_at(session: Session, rank: int) -> list[str]:
+    """Where the rank is, or was last, and where it waited in vain before."""
+    store = session.store
+    assert store is not None  # as above
+    places: list[str] = json.loads(store.get(f"at/{rank}")) if store.check([f"at/{rank}"]) else []
+    return places
 
 
 def _missing(session: Session, name: str, turn: int, limit: float) -> StepError:
-    store, place = session.store, f"{name} #{turn}"
-    assert store is not None  # a world of one misses nobody
-    ranks = absent(store, session.world_size, place)
+    ranks = absent(session, f"{name} #{turn}")
     evidence = []
     for rank in ranks[:20]:
         host = f" on {session.hosts[rank]}" if session.hosts else ""
-        evidence.append(f"rank {rank}{host}: last seen at {_last_seen(store, rank) or 'no barrier so far'}")
+        places = _seen_at(session, rank)
+        evidence.append(f"rank {rank}{host}: {f'last seen at {places[0]}' if places else 'at no barrier so far'}")
     return StepError(
         f"barrier({name!r}) waited {limit:g} s for rank{_numbers(ranks)}, in vain.",
         evidence=evidence,

@@ -44,18 +44,18 @@ def close(*, wait: bool = True, timeout: float | None = None) -> None:
 
 
 def _leave_together(session: Session, timeout: float) -> None:
-    store, rank, world_size = session.store, session.rank, session.world_size
+    store = session.store
     assert store is not None  # tested by close()
     start = time.monotonic()
     try:
-        if not barriers.meet(store, rank, world_size, "close", timeout):
-            late = barriers.absent(store, world_size, "close")
+        if not barriers.meet(session, "close", timeout):
+            late = barriers.absent(session, "close")
             get_logger("instep").warning("left the world without ranks %s, which did not come to close()", late)
             return
         if not session.leaves_last:
-            store.set(f"gone/{rank}", "1")
+            store.set(f"gone/{session.rank}", "1")
         else:
-            keys = [f"gone/{other}" for other in range(world_size) if other != rank]
+            keys = [f"gone/{other}" for other in range(session.world_size) if other != session.rank]
             left = max(0.0, timeout - (time.monotonic() - start))
             wait_for(store, keys, left, lambda: "waiting for the last ranks to leave")
         if session.world.init_method.startswith("file://"):

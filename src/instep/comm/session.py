@@ -31,6 +31,7 @@ class Session:
         group: a group whose collectives carry CPU tensors, None for torch's default group.
         leaves_last: this process holds the store for the others, or has to remove its file.
         turns: how often each shared place was passed, by its name.
+        gave_up: the places at which this rank waited in vain.
 
     """
 
@@ -43,6 +44,7 @@ class Session:
     group: ProcessGroup | None = None
     leaves_last: bool = False
     turns: dict[str, int] = field(default_factory=dict, repr=False)
+    gave_up: list[str] = field(default_factory=list, repr=False)
 
     def turn(self, name: str) -> int:
         """How many times this rank has come to the place of that name, now included: the same on all ranks."""
