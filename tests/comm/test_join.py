@@ -347,3 +347,22 @@ class TestFile:
     def test_not_writable(self) -> None:
         with pytest.raises(JoinError):
             given(0, 2, "file:///proc/meet", timeout=30)
+
+
+class TestUnderTorchrun:
+    @pytest.mark.parametrize("url", ["", "tcp://127.0.0.1:{port}"])
+    def test_at_the_agents_store_or_elsewhere(self, url: str, tmp_path: Path) -> None:
+        """At torchrun's own address its agent listens; at another one the main rank has to."""
+        script = tmp_path / "meet.py"
+        place = url.format(port=free_port())
+        script.write_text(
+            "import instep\n"
+            f"with instep.init({place!r} or None, timeout=20) as session:\n"
+            "    total = instep.total(session.rank + 1)\n"
+            "    if session.is_main: print('total', total, session.world.launcher)\n"
+        )
+        torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+        done = run_command([*torchrun, str(script)], limit_s=60)
+        assert done.rc == 0, done.err
+        assert done.out == "total 3 torchrun\n"
+        assert "Connection reset" not in done.err

@@ -53,12 +53,13 @@ def open_store(world: World, timeout: float) -> tuple[Store, bool]:
 
 
 def _serves(world: World) -> bool:
-    return world.is_main and not agent_holds_store(os.environ)
+    return world.is_main and not agent_serves(os.environ, world)
 
 
-def agent_holds_store(env: Mapping[str, str]) -> bool:
-    """Whether torchrun's agent already listens at the master's address: then no rank does (rendezvous.py of torch)."""
-    return env.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+def agent_serves(env: Mapping[str, str], world: World) -> bool:
+    """Whether torchrun's agent already listens where the ranks meet: then no rank does (rendezvous.py of torch)."""
+    at_agents = (env.get("MASTER_ADDR"), env.get("MASTER_PORT")) == (world.master_addr, str(world.master_port))
+    return at_agents and env.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
 
 
 def _make(world: World, timeout: float) -> Store:
