@@ -13,6 +13,8 @@ from instep.comm.waiting import wait_for
 from instep.errors import StepError
 
 if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
     from instep.comm.session import Session
 
 _AT_EXIT_WAIT = 3.0  # seconds
@@ -64,10 +66,20 @@ def _leave_together(session: Session, timeout: float) -> None:
         get_logger("instep").warning("left the world alone: %s", str(error).splitlines()[0])
 
 
+_former_group: list[ProcessGroup] = []
+
+
 def _destroy() -> None:
+    """Leave torch's group, and let the object itself live until the next one is left.
+
+    Its destructor joins gloo's threads while it holds Python's lock, and such a thread may just be waiting for that
+    lock, to free the tensors of the last collective: once in a thousand times the process hangs (torch 2.6, with
+    fewer cores than ranks). Later these threads are idle.
+    """
     import torch.distributed as dist
 
     if dist.is_initialized():
+        _former_group[:] = [dist.distributed_c10d._get_default_group()]  # noqa: SLF001  # torch has no public name
         dist.destroy_process_group()
 
 
