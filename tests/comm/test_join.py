@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import instep
+from instep.comm import rollcall
 from instep.errors import JoinError
 from tests.harness import free_port, run_command, run_ranks
 from tests.needs import need_namespaces
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from instep.comm import Session
+
 
 WITHOUT: dict[str, str | None] = dict.fromkeys(
     ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
@@ -283,6 +285,31 @@ class TestCannot:
         if count == 0:
             with pytest.raises(JoinError, match="NCCL carries"):
                 instep.init(backend="nccl")
+
+    @pytest.mark.parametrize("device", ["abacus", "cpu:x", 1.5])
+    def test_an_unknown_device(self, device: Any) -> None:
+        with pytest.raises(JoinError, match="no such device"):
+            instep.init(device=device)
+
+    def test_two_ranks_on_one_gpu(self) -> None:
+        """What needs a GPU is only the name of one: the comparison runs over the ranks' real store."""
+
+        def work() -> str:
+            import torch.distributed as dist
+
+            session = instep.comm.session.get_session()
+            assert session is not None
+            assert session.store is not None
+            reports = rollcall.call(session.store, rollcall.report(session.world, ""), 10)
+            rollcall.check_devices(session.store, reports, session.rank, f"GPU-{session.rank}", 10)
+            other = dist.PrefixStore("other", session.store)
+            with pytest.raises(JoinError) as caught:
+                rollcall.check_devices(other, reports, session.rank, "GPU-7", 10)
+            return str(caught.value)
+
+        for text in run_ranks(work, 2):
+            assert "same GPU" in text
+            assert text.count("GPU-7") == 2
 
     def test_an_unknown_backend(self) -> None:
         with pytest.raises(Exception, match="carrier pigeon") as caught:

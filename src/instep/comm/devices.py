@@ -19,12 +19,19 @@ def choose(device: str | torch.device | None, world: World) -> torch.device:
     Where a rank sees one GPU only (Slurm's --gpus-per-task), it is that one, whatever the local rank.
 
     Raises:
-        JoinError: a GPU is asked for and there is none, or none for this local rank.
+        JoinError: a GPU is asked for and there is none, or none for this local rank; or torch knows no such device.
 
     """
     import torch
 
-    wanted = torch.device(device) if device is not None else None
+    try:
+        wanted = torch.device(device) if device is not None else None
+    except (RuntimeError, TypeError) as error:
+        raise JoinError(
+            "torch knows no such device.",
+            evidence=[f"device={device!r}", str(error).splitlines()[0]],
+            cure="'cpu', 'cuda'",
+        ) from None
     if wanted is not None and wanted.type != "cuda":
         return wanted
     count = torch.cuda.device_count()
@@ -49,14 +56,13 @@ def choose(device: str | torch.device | None, world: World) -> torch.device:
 
 
 def bind(device: torch.device) -> str:
-    """Make the device this process's own, before any collective; a name that no other device in the world has."""
+    """Make the device this process's own, before any collective; a GPU's name that no other one in the world has."""
     if device.type != "cuda":
         return ""
     import torch
 
     torch.cuda.set_device(device)
-    properties = torch.cuda.get_device_properties(device)
-    return str(getattr(properties, "uuid", "")) or f"cuda:{device.index}"
+    return str(getattr(torch.cuda.get_device_properties(device), "uuid", ""))
 
 
 def backend_for(backend: str | None, device: torch.device) -> str:
