@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
+import threading
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from instep.comm import barriers, store_files
@@ -13,11 +15,10 @@ from instep.comm.waiting import wait_for
 from instep.errors import StepError
 
 if TYPE_CHECKING:
-    from torch.distributed import ProcessGroup
-
     from instep.comm.session import Session
 
 _AT_EXIT_WAIT = 3.0  # seconds
+_REST_WITHIN = 0.25  # seconds; a program's own busy threads must not hold up its end
 
 
 def close(*, wait: bool = True, timeout: float | None = None) -> None:
@@ -66,21 +67,40 @@ def _leave_together(session: Session, timeout: float) -> None:
         get_logger("instep").warning("left the world alone: %s", str(error).splitlines()[0])
 
 
-_former_group: list[ProcessGroup] = []
-
-
 def _destroy() -> None:
-    """Leave torch's group, and let the object itself live until the next one is left.
-
-    Its destructor joins gloo's threads while it holds Python's lock, and such a thread may just be waiting for that
-    lock, to free the tensors of the last collective: once in a thousand times the process hangs (torch 2.6, with
-    fewer cores than ranks). Later these threads are idle.
-    """
     import torch.distributed as dist
 
     if dist.is_initialized():
-        _former_group[:] = [dist.distributed_c10d._get_default_group()]  # noqa: SLF001  # torch has no public name
+        _let_threads_come_to_rest()
         dist.destroy_process_group()
+
+
+def _let_threads_come_to_rest() -> None:
+    """Wait until no other thread of this process runs or wants to, a millisecond or two.
+
+    When the last collective has ended, a thread of gloo still has to free its tensors, and needs Python's lock for it.
+    If the group is destroyed in that moment, torch joins the thread while holding the lock: the process hangs (seen
+    once in a thousand times with torch 2.6 and more ranks than cores). If the interpreter ends first, the thread
+    aborts the process ('terminate called without an active exception').
+    """
+    end = time.monotonic() + _REST_WITHIN
+    quiet = 0
+    while quiet < 2 and time.monotonic() < end:
+        time.sleep(0.001)  # lets go of the lock
+        quiet = 0 if _others_run() else quiet + 1
+
+
+def _others_run() -> bool:
+    """Whether another thread of this process is on a core, or waits for one: proc(5), the state in `stat`."""
+    me = str(threading.get_native_id())
+    for thread in Path("/proc/self/task").glob("*"):
+        try:
+            state = (thread / "stat").read_text("ascii", "replace").rpartition(")")[2].split()[0]
+        except (OSError, IndexError):  # it has just ended
+            continue
+        if state in ("R", "D") and thread.name != me:
+            return True
+    return False
 
 
 def leave_at_exit() -> None:
