@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 import zlib
 from pathlib import Path
@@ -13,6 +14,7 @@ BAND = (
     29_499,
 )  # inclusive; below Linux's own ephemeral range, and without torch's 29500 that others fix
 _EPHEMERAL_DEFAULT = (32_768, 60_999)
+_NO_SUCH_FAMILY = {errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL}  # a machine without IPv6
 
 
 def ephemeral_range() -> tuple[int, int]:
@@ -55,9 +57,6 @@ def is_free(port: int) -> bool:
                 continue
             return False
     return True
-
-
-_NO_SUCH_FAMILY = {97, 99}  # EAFNOSUPPORT, EADDRNOTAVAIL: a machine without IPv6
 
 
 def holder(port: int) -> str:
