@@ -71,11 +71,11 @@ def _destroy() -> None:
     import torch.distributed as dist
 
     if dist.is_initialized():
-        _let_threads_come_to_rest()
+        let_threads_come_to_rest()
         dist.destroy_process_group()
 
 
-def _let_threads_come_to_rest() -> None:
+def let_threads_come_to_rest() -> None:
     """Wait until no other thread of this process runs or wants to, a millisecond or two.
 
     When the last collective has ended, a thread of gloo still has to free its tensors, and needs Python's lock for it.
