@@ -24,9 +24,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(autouse=True)
-def _path(monkeypatch: pytest.MonkeyPatch) -> None:
-    """``torchrun`` and ``instep`` are those beside this Python."""
+def _environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """``torchrun`` and ``instep`` are those beside this Python, and there is a shell, as in every login.
+
+    ``salloc`` starts ``$SHELL`` in its interactive step; continuous integration may have none.
+    """
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv("SHELL", "/bin/sh")
 
 
 @pytest.fixture(scope="session")
