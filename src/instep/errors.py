@@ -63,6 +63,14 @@ class DataError(InstepError):
     """The data cannot be divided exactly as asked."""
 
 
+class TrainError(InstepError):
+    """What the trainer was given does not fit together, or training cannot go on."""
+
+
+class CheckpointError(InstepError):
+    """A checkpoint cannot be written, found or read as asked."""
+
+
 class RunError(InstepError):
     """A run cannot be planned, started or recorded."""
 

@@ -101,13 +101,20 @@ def main_only(function: Callable[P, R]) -> Callable[P, R | None]:
     def run(*args: P.args, **kwargs: P.kwargs) -> R | None:
         if not is_main():
             return None
-        token = _alone.set(("main_only", f"@main_only {function.__qualname__}()"))
-        try:
+        with alone(f"@main_only {function.__qualname__}()"):
             return function(*args, **kwargs)
-        finally:
-            _alone.reset(token)
 
     return run
+
+
+@contextmanager
+def alone(where: str) -> Iterator[None]:
+    """A block that only the main rank runs: whatever asks for the other ranks inside is an error that names `where`."""
+    token = _alone.set(("main_only", where))
+    try:
+        yield
+    finally:
+        _alone.reset(token)
 
 
 def _first_of(session: Session, scope: str) -> tuple[bool, str]:

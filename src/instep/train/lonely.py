@@ -1,0 +1,35 @@
+"""Collectives of plain torch on one rank alone: an error at once, where they would be a hang."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from instep.errors import StepError
+
+if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
+
+def no_collectives(where: str) -> AbstractContextManager[Any]:
+    """Inside, every operation of a process group raises.
+
+    Torch sends its collectives through the dispatcher like any other operator (namespace ``c10d``), also those that
+    DDP and FSDP start in a forward pass, so that a dispatch mode sees them all.
+
+    Args:
+        where: who runs alone, for the error: "X.on_step_end(), a callback of the main rank,".
+
+    """
+    from torch.utils._python_dispatch import TorchDispatchMode  # torch's CommDebugMode is built on it
+
+    class Refuse(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if func.namespace in ("c10d", "_c10d_functional", "c10d_functional"):
+                raise StepError(
+                    f"{where} calls the collective {func._schema.name.partition('::')[2]}, and the other ranks are "  # noqa: SLF001
+                    "not there: it would wait for ever.",
+                    cure="Let it run on all ranks (ranks = 'all'), or move the collective out of it.",
+                )
+            return func(*args, **(kwargs or {}))
+
+    return Refuse()

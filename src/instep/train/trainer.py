@@ -1,0 +1,7 @@
+"""``instep.Trainer``."""
+
+from __future__ import annotations
+
+
+class Trainer:
+    """The loop done right."""
