@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
+import signal
+
 import pytest
 
 from tests import harness
+
+
+def pytest_configure() -> None:
+    """Signals do what they do for a user at a terminal, also under nohup or a shell's ``&``, which ignore some."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    for number in (signal.SIGHUP, signal.SIGQUIT):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, signal.SIG_DFL)
 
 
 @pytest.fixture(autouse=True)
