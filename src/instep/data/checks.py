@@ -64,6 +64,58 @@ def place(rank: object, world_size: object) -> tuple[int, int]:
     return number, size
 
 
+def global_batch(value: object, batch_size: int | None, data: object, world_size: int) -> int:
+    """The global batch as an int.
+
+    Raises:
+        DataError: it is no integer, leaves ranks without a sample, or the batch size is said elsewhere too.
+
+    """
+    size = whole_number("global_batch", value, 1)
+    if batch_size is not None:
+        raise DataError(
+            "The batch is said twice, per rank and for all ranks.",
+            evidence=[f"batch_size={batch_size}, global_batch={size}"],
+            cure="give one of them: global_batch is batch_size x world_size",
+        )
+    if isinstance(data, DataLoader):
+        raise DataError(
+            "A DataLoader has a batch size already, per rank.",
+            evidence=[f"global_batch={size}, the loader's batch_size is {data.batch_size!r}"],
+            cure="pass its dataset: instep.shard(loader.dataset, global_batch=..., collate_fn=...)",
+        )
+    if size < world_size:
+        raise DataError(
+            "The global batch has fewer samples than there are ranks: some would never get one.",
+            evidence=[f"global_batch={size}, world_size={world_size}"],
+            cure=f"say global_batch={world_size} or more, or start fewer ranks",
+        )
+    return size
+
+
+def position(value: object, units: int | None, multiple: int) -> int:
+    """A position in an epoch as an int.
+
+    Raises:
+        DataError: it is no integer, negative, beyond `units`, or no multiple of `multiple`.
+
+    """
+    number = whole_number("position", value, 0)
+    if units is not None and number > units:
+        raise DataError(
+            "The position lies beyond the end of the epoch.",
+            evidence=[f"position={number}, an epoch has {units}"],
+            cure="are these the data that the position was counted in?",
+        )
+    if number % multiple:
+        raise DataError(
+            "A stream that shards itself can be begun at its batches only.",
+            evidence=[f"position={number}, a batch has {multiple}"],
+            cure=f"give a multiple of {multiple}",
+        )
+    return number
+
+
 def dataset(data: Any, batch_size: object, options: dict[str, Any]) -> None:
     """Refuse what is no dataset, an empty one, and one whose length is needed but unknown.
 
@@ -81,7 +133,8 @@ def dataset(data: Any, batch_size: object, options: dict[str, Any]) -> None:
         raise DataError(
             "How many samples a rank takes per step is missing.",
             evidence=["batch_size=None, and a dataset has none of its own"],
-            cure="instep.shard(dataset, batch_size=32)  # per rank: the global batch is 32 x world_size",
+            cure="instep.shard(dataset, batch_size=32)  # per rank: the global batch is 32 x world_size\n"
+            "or global_batch=64, for all ranks together",
         )
     own_order = options.get("sampler") is not None or options.get("batch_sampler") is not None
     if not isinstance(data, IterableDataset) and not own_order:

@@ -4,22 +4,24 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from torch.utils.data import Dataset, Sampler, get_worker_info
+from torch.utils.data import Sampler
 
 from instep.data.randomness import Randomness, derive, within
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Iterable, Iterator
 
     from instep.data.partition import Partition
 
 _DRAWN_AT_ONCE = 1024
+_DRAWN_AT_MOST = 16 * _DRAWN_AT_ONCE
 
 
 class Draw(NamedTuple):
-    """What the loader is to fetch, and for which epoch: how a persistent worker learns that a new one has begun."""
+    """What is to be fetched for one batch, and what its random numbers depend on."""
 
     epoch: int
+    position: int  # units of the epoch before its global batch
     index: Any
 
 
@@ -46,7 +48,7 @@ def draw(sampler: Iterable[Any], seed: int, epoch: int) -> Iterator[Any]:
     inside = parts(sampler)
     tell(epoch, *inside)
     randomness = Randomness(derive("order", seed, epoch), owners=inside)
-    return within(lambda: randomness, sampler, _DRAWN_AT_ONCE)
+    return within(lambda: randomness, sampler, _DRAWN_AT_ONCE, _DRAWN_AT_MOST)
 
 
 def tell(epoch: int, *listeners: object) -> None:
@@ -56,77 +58,34 @@ def tell(epoch: int, *listeners: object) -> None:
             set_epoch(epoch)
 
 
-class RankSampler(Sampler[Any]):
+class RankSampler(Sampler[Draw]):
     """What one rank fetches, epoch by epoch: the sampler that our DataLoader gets.
 
     Args:
         source: the sampler of the whole, as one process would use it.
         partition: how each global batch is dealt out.
         rank: whose share this is.
-        seed: with `epoch` the only thing that the order depends on.
+        seed: with the epoch the only thing that the order depends on.
         whole: the units of `source` are fetched as they are, not gathered into a batch.
-        labelled: each batch carries its epoch, for persistent workers.
 
     """
 
-    def __init__(
-        self, source: Iterable[Any], partition: Partition, *, rank: int, seed: int, whole: bool, labelled: bool
-    ) -> None:
+    def __init__(self, source: Iterable[Any], partition: Partition, *, rank: int, seed: int, whole: bool) -> None:
         self.source = source
         self.partition = partition
         self.rank = rank
         self.seed = seed
         self.whole = whole
-        self.labelled = labelled
-        self.epoch = 0
+        self._epoch = self._start = 0
 
-    def __iter__(self) -> Iterator[Any]:
+    def begin(self, epoch: int, start: int) -> None:
+        """The next iteration reads `epoch`, from position `start` on."""
+        self._epoch, self._start = epoch, start
+
+    def __iter__(self) -> Iterator[Draw]:
         # The epoch is read now, not when the first batch is: another iteration may have begun by then.
-        return self._fetches(self.epoch, draw(self.source, self.seed, self.epoch))
+        return self._draws(self._epoch, self._start, draw(self.source, self.seed, self._epoch))
 
-    def _fetches(self, epoch: int, order: Iterator[Any]) -> Iterator[Any]:
-        for _, mine in self.partition.share(order, self.rank):
-            index = mine[0] if self.whole else mine
-            yield Draw(epoch, index) if self.labelled else index
-
-
-class EpochSeeded(Dataset[Any]):
-    """A dataset in persistent workers, which torch seeds once for all epochs: seeded anew when an epoch begins."""
-
-    def __init__(self, dataset: Any, seed: int, rank: int) -> None:
-        self.dataset = dataset
-        self._seed = seed
-        self._rank = rank
-        self._epoch: int | None = None
-
-    def __getitem__(self, asked: Draw) -> Any:
-        self._begin(asked.epoch)
-        return self.dataset[asked.index]
-
-    def __getitems__(self, asked: Draw) -> list[Any]:
-        self._begin(asked.epoch)
-        if many := getattr(self.dataset, "__getitems__", None):
-            return list(many(asked.index))
-        return [self.dataset[index] for index in asked.index]
-
-    def _begin(self, epoch: int) -> None:
-        info = get_worker_info()
-        if epoch == self._epoch or info is None:
-            return
-        self._epoch = epoch
-        tell(epoch, self.dataset)
-        Randomness(derive("worker", self._seed, epoch, self._rank, info.id)).stay()
-
-
-class WorkerStart:
-    """The user's ``worker_init_fn``, which is to find the user's dataset in ``get_worker_info()``, not our wrapper."""
-
-    def __init__(self, function: Callable[[int], None]) -> None:
-        self._function = function
-
-    def __call__(self, worker_id: int) -> None:
-        """Run it in the worker with that id."""
-        info = get_worker_info()
-        assert info is not None
-        object.__setattr__(info, "dataset", vars(info.dataset)["dataset"])  # WorkerInfo guards against plain changes
-        self._function(worker_id)
+    def _draws(self, epoch: int, start: int, order: Iterator[Any]) -> Iterator[Draw]:
+        for position, mine in self.partition.share(order, self.rank, start):
+            yield Draw(epoch, position, mine[0] if self.whole else mine)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import islice
+from itertools import count, islice
 from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
 T = TypeVar("T")
 
@@ -16,33 +16,34 @@ T = TypeVar("T")
 class Partition:
     """One order of units, cut into global batches, and each of those dealt out to the ranks like cards.
 
-    Global batch k is ``order[k * block : (k + 1) * block]``; rank r takes every ``world_size``-th unit of it, from
-    its r-th on. So the union over the ranks depends on `block` alone, not on how many ranks there are. A unit is a
-    sample, or a whole batch where the user's own batch sampler makes the batches.
+    From position p on, global batch k is ``order[p + k * block : p + (k + 1) * block]``; rank r takes every
+    ``world_size``-th unit of it, from its r-th on. So the union over the ranks depends on `p` and `block` alone, not
+    on how many ranks there are, and `block` need not be a multiple of their number: 16 over 3 ranks are 6, 5 and 5.
+    A unit is a sample, or a whole batch where the user's own batch sampler makes the batches.
 
     Attributes:
         world_size: number of ranks.
-        per_rank: units that a rank takes of a full global batch.
+        block: units in a full global batch.
         drop_last: whether a last global batch that is not full is left out, by all ranks.
 
     """
 
     world_size: int
-    per_rank: int
+    block: int
     drop_last: bool = False
 
-    @property
-    def block(self) -> int:
-        """Units in a full global batch."""
-        return self.world_size * self.per_rank
+    def part(self, rank: int, size: int | None = None) -> int:
+        """Units that `rank` takes of a global batch of `size`; None: of a full one."""
+        return len(range(rank, self.block if size is None else size, self.world_size))
 
     def steps(self, units: int) -> int:
         """Number of global batches that an order of that many units makes."""
         return units // self.block if self.drop_last else -(-units // self.block)
 
-    def size(self, units: int, step: int) -> int:
-        """Units in the global batch at `step`, over all ranks."""
-        return min(self.block, units - step * self.block)
+    def size(self, units: int, position: int) -> int:
+        """Units in the global batch that begins at `position`, over all ranks; 0 where none begins any more."""
+        left = max(0, units - position)
+        return 0 if self.drop_last and left < self.block else min(self.block, left)
 
     def kept(self, units: int) -> int:
         """Units that are seen at all: all of them unless `drop_last`."""
@@ -50,35 +51,37 @@ class Partition:
 
     def count(self, units: int, rank: int) -> int:
         """Units that `rank` takes in one epoch."""
-        return len(range(rank, self.kept(units), self.world_size))
+        full, rest = divmod(self.kept(units), self.block)
+        return full * self.part(rank) + self.part(rank, rest)
 
     def batches(self, units: int, rank: int) -> int:
         """Batches that `rank` makes of them."""
-        return -(-self.count(units, rank) // self.per_rank)
+        full, rest = divmod(self.kept(units), self.block)
+        return full * (rank < self.block) + (rank < rest)
 
     def idle_ranks(self, units: int) -> int:
         """Ranks that take nothing of the last global batch, and so make one step fewer than the others."""
         rest = self.kept(units) % self.block
         return max(0, self.world_size - rest) if rest else 0
 
-    def share(self, order: Iterator[T], rank: int) -> Iterator[tuple[int, list[T]]]:
-        """What `rank` takes of each global batch, read lazily: `order` may be endless.
+    def share(self, order: Iterable[T], rank: int, start: int = 0) -> Iterator[tuple[int, list[T]]]:
+        """What `rank` takes of each global batch from position `start` on, read lazily: `order` may be endless.
 
         Yields:
-            The step and the rank's units, at most `per_rank` and never none of them.
+            The position where the global batch begins, and the rank's units, never none of them.
 
         """
-        step = 0
+        position, order = start, islice(order, start, None)
         while True:
             # Each unit is let go at once unless it is ours: streams hold images, not numbers.
-            mine, size = [], 0
-            for size, unit in enumerate(islice(order, self.block), start=1):
-                if (size - 1) % self.world_size == rank:
-                    mine.append(unit)
+            seen = count()
+            dealt = zip(islice(order, self.block), seen, strict=False)
+            mine = [unit for unit, _ in islice(dealt, rank, None, self.world_size)]
+            size = next(seen)  # as many as were read: zip takes a number only for a unit that was there
             if self.drop_last and size < self.block:
                 return
             if mine:
-                yield step, mine
+                yield position, mine
             if size < self.block:
                 return
-            step += 1
+            position += size

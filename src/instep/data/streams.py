@@ -9,8 +9,9 @@ import torch
 from torch.utils.data import IterableDataset, get_worker_info
 from torch.utils.data._utils import worker as torch_worker
 
+from instep.data.fetching import seed_batch
 from instep.data.order import tell
-from instep.data.randomness import Randomness, derive, within
+from instep.data.randomness import Randomness, derive, reseed, within
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -35,61 +36,55 @@ class OwnStream(IterableDataset[Any]):
         self.dataset = dataset
         self.seed = seed
         self.rank = rank
-        self._epoch = torch.zeros((), dtype=torch.int64)
+        self._at = torch.zeros(2, dtype=torch.int64)
         if persistent:
-            # The workers hold a copy of this object, and have to learn the epoch from the loader.
-            self._epoch.share_memory_()
+            # The workers hold a copy of this object, and have to learn from the loader where to begin.
+            self._at.share_memory_()
 
-    @property
-    def epoch(self) -> int:
-        """The epoch that the next iteration reads, in this process and in its workers."""
-        return int(self._epoch)
-
-    @epoch.setter
-    def epoch(self, value: int) -> None:
-        self._epoch.fill_(value)
+    def begin(self, epoch: int, start: int) -> None:
+        """The next iteration, in this process or in its workers, reads `epoch`, from position `start` on."""
+        self._at[0], self._at[1] = epoch, start
 
     def __iter__(self) -> Iterator[Any]:
-        self._begin(self.epoch)
-        return iter(self.dataset)
-
-    def _begin(self, epoch: int) -> None:
+        epoch, _ = self._at.tolist()
         tell(epoch, self.dataset)
         if (info := get_worker_info()) is not None:
-            Randomness(derive("worker", self.seed, epoch, self.rank, info.id)).stay()
+            reseed(derive("worker", self.seed, epoch, self.rank, info.id))
+        return iter(self.dataset)
 
 
 class SharedStream(OwnStream):
     """One rank's share of a stream that every rank reads from its beginning.
 
-    Sample i belongs to rank ``i % world_size`` and global batch ``i // block``; of W workers, worker w makes the
-    global batches w, w + W, ... The loader asks its workers in turn, so the batches come in the stream's order
-    whatever the number of workers.
+    Each global batch is dealt out to the ranks; of W workers, worker w makes this rank's part of the global batches
+    w, w + W, ... The loader asks its workers in turn, so the batches come in the stream's order whatever the number
+    of workers.
 
     Args:
+        dataset: the user's stream.
         partition: how the global batches are dealt out.
+        about: see :class:`OwnStream`.
 
     """
 
-    def __init__(
-        self, dataset: IterableDataset[Any], partition: Partition, *, seed: int, rank: int, persistent: bool
-    ) -> None:
-        super().__init__(dataset, seed=seed, rank=rank, persistent=persistent)
+    def __init__(self, dataset: IterableDataset[Any], partition: Partition, **about: Any) -> None:
+        super().__init__(dataset, **about)
         self.partition = partition
 
     def __iter__(self) -> Iterator[Any]:
-        epoch = self.epoch
-        self._begin(epoch)
+        epoch, start = self._at.tolist()
+        tell(epoch, self.dataset)
         # The same randomness on every rank and worker, or a stream that shuffles would not be one stream.
         randomness = Randomness(derive("stream", self.seed, epoch), owners=[self.dataset])
         block = min(self.partition.block, _READ_AT_ONCE)
-        return self._share(within(lambda: _as_one_process(randomness), self.dataset, block))
+        return self._share(epoch, start, within(lambda: _as_one_process(randomness), self.dataset, block))
 
-    def _share(self, stream: Iterator[Any]) -> Iterator[Any]:
+    def _share(self, epoch: int, start: int, stream: Iterator[Any]) -> Iterator[Any]:
         info = get_worker_info()
         worker, workers = (info.id, info.num_workers) if info else (0, 1)
-        for step, mine in self.partition.share(stream, self.rank):
-            if step % workers == worker:
+        for position, mine in self.partition.share(stream, self.rank, start):
+            if (position - start) // self.partition.block % workers == worker:
+                seed_batch(self.seed, self.rank, epoch, position)  # for collate_fn
                 yield from mine
 
 
