@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from instep.data.checks import LengthUnknownError
+from instep.data.fingerprint import fingerprint
 from instep.data.sharding import ShardedLoader, shard
 
-__all__ = ["LengthUnknownError", "ShardedLoader", "shard"]
+__all__ = ["LengthUnknownError", "ShardedLoader", "fingerprint", "shard"]

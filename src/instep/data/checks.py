@@ -93,7 +93,7 @@ def global_batch(value: object, batch_size: int | None, data: object, world_size
     return size
 
 
-def position(value: object, units: int | None, multiple: int) -> int:
+def position(value: object, units: int | None, multiple: int = 1) -> int:
     """A position in an epoch as an int.
 
     Raises:

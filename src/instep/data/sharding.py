@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, SequentialSampler
+from torch.utils.data._utils.pin_memory import pin_memory
 
 from instep.data import checks
 from instep.data.checks import LengthUnknownError
@@ -199,9 +200,11 @@ class ShardedLoader:
             return self._own_stream_from(start, seed)
         if self._loader.num_workers > 0:
             return iter(self._loader)
-        if self._seeded is not None and self._batched and not self._loader.pin_memory:
-            return fetched(iter(self._source), self._seeded, self._loader.collate_fn)
-        return batches_under(Kept(), self._loader)
+        pin = self._loader.pin_memory
+        if self._seeded is None or not self._batched or (pin and not torch.cuda.is_available()):
+            return batches_under(Kept(), self._loader)
+        batches = fetched(iter(self._source), self._seeded, self._loader.collate_fn)
+        return map(pin_memory, batches) if pin else batches
 
     def __len__(self) -> int:
         """Number of batches that this rank gets in an epoch.
@@ -302,7 +305,10 @@ class ShardedLoader:
 
         """
         self.epoch = checks.whole_number("epoch", epoch, 0)
-        self.start = checks.position(position, self._units, self.block if self._reads_own_stream else 1)
+        if self._reads_own_stream:
+            self.start = checks.position(position, None, self.block)
+        else:
+            self.start = checks.position(position, self._units)
 
     def __repr__(self) -> str:
         size = "" if self.batch_size is None else f", batch_size={self.batch_size}"
