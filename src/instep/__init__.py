@@ -27,12 +27,14 @@ if TYPE_CHECKING:
     )
     from instep.data import shard as shard
     from instep.errors import InstepError as InstepError
+    from instep.train import Trainer as Trainer
     from instep.world import World as World, detect as world
 
 __version__ = "0.1.0"
 
 _HOMES = {
     "InstepError": "instep.errors",
+    "Trainer": "instep.train",
     "World": "instep.world",
     "shard": "instep.data",
     **dict.fromkeys(

@@ -5,7 +5,7 @@ Needs the standard library only.
 
 from __future__ import annotations
 
-from instep.runs.folder import create_folder, default_name
+from instep.runs.folder import create_folder, current_folder, default_name
 from instep.runs.git import GitFacts, git_facts
 from instep.runs.outcome import EXIT_OUT_OF_STEP, EXIT_PREEMPTED, Outcome, exit_code_of, judge
 from instep.runs.record import RunRecord, now
@@ -17,6 +17,7 @@ __all__ = [
     "Outcome",
     "RunRecord",
     "create_folder",
+    "current_folder",
     "default_name",
     "exit_code_of",
     "git_facts",

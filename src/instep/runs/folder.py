@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from instep.errors import RunError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from datetime import datetime
 
 _MAX_NAME = 200  # file systems allow 255 bytes; log collectors and editors append to names
@@ -83,3 +84,9 @@ def _make_new(runs: Path, name: str, *, numbered: bool) -> Path:
             folder = runs / f"{name}-{number}"
         else:
             return folder
+
+
+def current_folder(environ: Mapping[str, str]) -> Path | None:
+    """The folder of the run that this process belongs to: what ``instep run`` tells its ranks; None without it."""
+    name = environ.get("INSTEP_RUN")
+    return Path(name) if name else None

@@ -1,1 +1,50 @@
 """The loop: a trainer that gives the same numbers on one rank and on many, thin over pieces that work alone."""
+
+from instep.train.callbacks import (
+    EMA,
+    EarlyStop,
+    GradientStats,
+    LearningRates,
+    MetricsLog,
+    Profiler,
+    ProgressBar,
+    TensorBoard,
+    Throughput,
+)
+from instep.train.checkpoints import CheckpointFolder, Checkpoints, export
+from instep.train.evaluation import evaluate
+from instep.train.events import Callback, on
+from instep.train.metrics import Accuracy, Metric
+from instep.train.prediction import predict
+from instep.train.preemption import Preempted
+from instep.train.state import Progress, Report
+from instep.train.strategies import DDP, Strategy
+from instep.train.trainer import Fit, Trainer
+
+__all__ = [
+    "DDP",
+    "EMA",
+    "Accuracy",
+    "Callback",
+    "CheckpointFolder",
+    "Checkpoints",
+    "EarlyStop",
+    "Fit",
+    "GradientStats",
+    "LearningRates",
+    "Metric",
+    "MetricsLog",
+    "Preempted",
+    "Profiler",
+    "Progress",
+    "ProgressBar",
+    "Report",
+    "Strategy",
+    "TensorBoard",
+    "Throughput",
+    "Trainer",
+    "evaluate",
+    "export",
+    "on",
+    "predict",
+]

@@ -43,7 +43,7 @@ class Report:
         samples: samples trained on since step 0, all ranks together.
         seconds: since fit() began.
         loss: the mean over all samples (or weights) of all ranks since the last report.
-        lr: learning rate of the first parameter group at the last step.
+        lr: learning rate of the first parameter group, for the step that comes.
         samples_per_s: all ranks together.
         data_wait: share of the time that ranks waited for their next batch, 0 to 1, mean over the ranks.
         step_s: mean seconds that each rank spent on a step, by rank, by its own clock.
