@@ -40,8 +40,8 @@ def build(
             cure="torch.optim.AdamW(model.parameters(), lr=1e-3), or a function: lambda parameters: AdamW(parameters)",
         )
     _check(made, model)
-    if fused and not _may_be_sparse(model):
-        fuse(made, [one for group in made.param_groups for one in group["params"]])
+    if fused:
+        fuse_all(made, model)
     return made
 
 
@@ -57,8 +57,27 @@ def _check(optimizer: Optimizer, model: nn.Module) -> None:
         )
 
 
-def _may_be_sparse(model: nn.Module) -> bool:
-    return any(getattr(one, "sparse", False) is True for one in model.modules())
+def refuse_states(optimizer: Optimizer, strategy: str) -> None:
+    """See that the optimizer has not begun, since its states could not follow the parameters to other ranks.
+
+    Raises:
+        TrainError: it has stepped.
+
+    """
+    # Adagrad makes its states when it is made: those that have not counted a step are as good as none.
+    if any(float(values.get("step", 1)) > 0 for values in optimizer.state.values()):
+        raise TrainError(
+            f"The optimizer has stepped already: {strategy} shares out its states before the first step.",
+            evidence=[f"{type(optimizer).__name__} with states of {len(optimizer.state)} parameters"],
+            cure="Give a new one, and load the states from a checkpoint: resume=...",
+        )
+
+
+def fuse_all(optimizer: Optimizer, model: nn.Module) -> bool:
+    """:func:`fuse` for all parameters of the optimizer, unless the model makes sparse gradients."""
+    if any(getattr(one, "sparse", False) is True for one in model.modules()):
+        return False
+    return fuse(optimizer, [one for group in optimizer.param_groups for one in group["params"]])
 
 
 def fuse(optimizer: Optimizer, parameters: Iterable[nn.Parameter]) -> bool:

@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from instep.comm import Session
 from instep.comm.session import current
 from instep.train.precision import Precision
-from instep.train.strategies import Strategy, resolve
+from instep.train.strategies import FSDP, HSDP, Strategy, resolve
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    from instep.comm import Session
 
 STEPS = 5
 ROWS = 4  # samples of a micro-batch
@@ -38,6 +39,12 @@ def network() -> nn.Sequential:
     return nn.Sequential(
         nn.Linear(6, 9), nn.Tanh(), nn.Sequential(nn.Linear(9, 7), nn.LayerNorm(7)), nn.Tanh(), nn.Linear(7, 3)
     )
+
+
+def blocks(name: str) -> str | Strategy:
+    """The strategy of that name; FSDP with blocks, which the small network would not have by default."""
+    kinds = {"fsdp": FSDP, "hsdp": HSDP}
+    return kinds[name](blocks=[nn.Linear, nn.Sequential]) if name in kinds else name
 
 
 def windows(accumulate: int, world_size: int, steps: int = STEPS) -> Iterator[list[list[tuple[Tensor, Tensor]]]]:

@@ -2,6 +2,8 @@
 
 from instep.train.strategies.base import Single, Strategy
 from instep.train.strategies.ddp import DDP
+from instep.train.strategies.fsdp import FSDP, HSDP
 from instep.train.strategies.resolving import resolve
+from instep.train.strategies.zero1 import Zero1
 
-__all__ = ["DDP", "Single", "Strategy", "resolve"]
+__all__ = ["DDP", "FSDP", "HSDP", "Single", "Strategy", "Zero1", "resolve"]

@@ -7,11 +7,10 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
-from torch.nn.parallel import DistributedDataParallel
 
 from instep.comm import is_main
 from instep.errors import TrainError
-from instep.train.strategies.states import load_states, states
+from instep.train.strategies.states import bare, load_optimizer_state, optimizer_state
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -95,23 +94,34 @@ class Strategy(ABC):
     def state(self, wrapped: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
         """What a checkpoint keeps: ``{"model": ..., "optimizer": ...}``, by the bare model's parameter names.
 
-        The tensors are the living ones, or this rank's parts of them (a DTensor, or, under zero1, the states of the
+        The tensors are the living ones, or this rank's parts of them (DTensors, or, under zero1, the states of the
         parameters that this rank owns), for ``torch.distributed.checkpoint``, which puts the parts together in
-        saving and hands them out again in loading, at any world size and to any strategy. An optimizer that has not
-        stepped yet gets the states that it would begin with, so that the result can also be loaded into.
+        saving and hands them out again in loading, at any world size and to any strategy. All other values are
+        plain, and the same on every rank. The state of an optimizer that has not stepped yet can be loaded into.
         """
-        return states(wrapped, optimizer)
+        model = bare(wrapped)
+        return {"model": model.state_dict(), "optimizer": optimizer_state(model, optimizer)}
 
     def load_state(self, wrapped: nn.Module, optimizer: Optimizer, state: dict[str, Any]) -> None:
-        """Take up what :meth:`state` gave and a checkpoint filled."""
-        load_states(wrapped, optimizer, state)
+        """Take up what :meth:`state` gave and a checkpoint filled.
+
+        Raises:
+            TrainError: the optimizer's parameters were grouped in another way.
+            RuntimeError: the model has other parameters (torch's own).
+
+        """
+        model = bare(wrapped)
+        model.load_state_dict(state["model"])
+        load_optimizer_state(model, optimizer, state["optimizer"])
 
     def full_model_state(self, wrapped: nn.Module) -> dict[str, Tensor]:
-        """The state dict of the bare model, plain tensors on the CPU, on the main rank; ``{}`` on the others."""
-        bare = wrapped.module if isinstance(wrapped, DistributedDataParallel) else wrapped
-        if not is_main():
-            return {}
-        return {name: value.detach().cpu().clone() for name, value in bare.state_dict().items()}
+        """The bare model's state dict, whole tensors of their own on the CPU, on the main rank; ``{}`` elsewhere."""
+        whole = {}
+        for name, value in bare(wrapped).state_dict().items():
+            one = value.full_tensor() if hasattr(value, "full_tensor") else value  # a DTensor's: collective
+            if is_main():
+                whole[name] = one.detach().to("cpu", copy=True) if hasattr(one, "detach") else one
+        return whole
 
     def blocks(self, model: nn.Module) -> list[nn.Module]:
         """The modules to compile, each by itself: the whole model where nothing is done between its parts."""

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from typing import TYPE_CHECKING, Any
+
+from torch.nn.parallel import DistributedDataParallel
 
 from instep.errors import TrainError
 from instep.train.optimizers import build
@@ -15,7 +18,6 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from torch import nn
-    from torch.nn.parallel import DistributedDataParallel
     from torch.optim import Optimizer
 
     from instep.comm import Session
@@ -37,8 +39,8 @@ class DDP(Strategy):
             are used several times with reentrant checkpointing; it does not go together with accumulation, and by
             itself makes nothing faster.
         gradient_as_bucket_view: gradients live in the buckets: one copy less in memory and time.
-        broadcast_buffers: send the main rank's buffers (BatchNorm's running means) to all before every forward pass;
-            None: where there are buffers.
+        broadcast_buffers: send the main rank's buffers (BatchNorm's running means) to all before every forward pass,
+            if there are any.
 
     """
 
@@ -54,7 +56,7 @@ class DDP(Strategy):
         find_unused_parameters: bool = False,
         static_graph: bool = False,
         gradient_as_bucket_view: bool = True,
-        broadcast_buffers: bool | None = None,
+        broadcast_buffers: bool = True,
     ) -> None:
         self.bucket_mb = bucket_mb
         self.comm_hook = comm_hook
@@ -118,17 +120,18 @@ class DDP(Strategy):
             )
 
     def _wrap(self, model: nn.Module, session: Session) -> DistributedDataParallel:
-        from torch.nn.parallel import DistributedDataParallel
-
-        buffers = self.broadcast_buffers
+        # True is torch's default; the argument's name changed in newer torch.
+        known = inspect.signature(DistributedDataParallel).parameters
+        buffers = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"
+        more: dict[str, Any] = {} if self.broadcast_buffers else {buffers: False}
         wrapped = DistributedDataParallel(
             model,
             device_ids=[session.device] if session.device.type == "cuda" else None,
-            broadcast_buffers=any(True for _ in model.buffers()) if buffers is None else buffers,
             bucket_cap_mb=self.bucket_mb,
             find_unused_parameters=self.find_unused_parameters,
             static_graph=self.static_graph,
             gradient_as_bucket_view=self.gradient_as_bucket_view,
+            **more,
         )
         register(self.comm_hook, wrapped, rank=self.powersgd_rank, start=self.powersgd_start)
         return wrapped

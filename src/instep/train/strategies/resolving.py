@@ -5,8 +5,10 @@ from __future__ import annotations
 from instep.errors import TrainError
 from instep.train.strategies.base import Single, Strategy
 from instep.train.strategies.ddp import DDP
+from instep.train.strategies.fsdp import FSDP, HSDP
+from instep.train.strategies.zero1 import Zero1
 
-NAMED: dict[str, type[Strategy]] = {"ddp": DDP}
+NAMED: dict[str, type[Strategy]] = {one.name: one for one in (DDP, Zero1, FSDP, HSDP)}
 
 
 def resolve(strategy: str | Strategy, world_size: int) -> Strategy:
