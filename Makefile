@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-tools lint bench-startup clean
+.PHONY: help setup demo test test-tools lint bench-startup bench-checkpoint clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -35,6 +35,9 @@ lint: setup ## ruff, mypy --strict, and the floors of the house
 
 bench-startup: setup ## how long a job takes that only joins and leaves, beside torchrun
 	$(BIN)/python benchmarks/startup.py
+
+bench-checkpoint: setup ## how long a checkpoint holds the training thread, beside torch.save
+	$(BIN)/python benchmarks/checkpoint.py
 
 clean: ## remove what these commands have made, but not runs/
 	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis

@@ -198,7 +198,7 @@ class CheckpointFolder:
         if self._peers is not None:
             self._peers.close()
             self._peers = None
-        self._staging = Staging()
+        self._staging.close()
         return news
 
     # Find and load --------------------------------------------------------------------------------------------
