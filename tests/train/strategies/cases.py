@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from instep.comm.session import current
+from instep.train import modules
 from instep.train.precision import Precision
 from instep.train.strategies import FSDP, HSDP, Strategy, resolve
 
@@ -76,11 +77,14 @@ class Training:
         instance: bool = True,
         fused: bool = True,
         model: nn.Module | None = None,
+        transform: dict[str, Any] | None = None,
     ) -> None:
         self.session: Session = current("the test")
         self.strategy = resolve(strategy, self.session.world_size)
         self.precision = Precision(precision, self.session.device)  # type: ignore[arg-type]  # a name to be refused
         self.model = model or network()
+        if transform:
+            self.model = modules.transform(self.model, self.strategy, self.session, **transform)
         optimizer = make(self.model.parameters()) if instance else make
         self.wrapped, self.optimizer = self.strategy.prepare(
             self.model, optimizer, self.session, self.precision, fused=fused

@@ -75,7 +75,7 @@ class FSDP(Strategy):
         refuse_states(made, self.name)
         if made.state:
             raise TrainError(
-                f"{type(made).__name__} makes its states when it is made, for whole parameters: {self.name} divides them.",
+                f"{type(made).__name__} makes its states when it is made, whole, and {self.name} divides them.",
                 cure="Give a function, which is called after that: optimizer=lambda parameters: "
                 f"torch.optim.{type(made).__name__}(parameters)",
             )
