@@ -128,14 +128,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--lr", type=float, default=0.03, help="the highest learning rate")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--losses", type=Path, metavar="FILE", help="write the loss of each step there, as JSON")
-    args = parser.parse_args()
-    if args.global_batch < 1 or args.global_batch % instep.world_size():
-        raise instep.InstepError(
-            "The global batch cannot be divided among the ranks.",
-            evidence=[f"--global-batch {args.global_batch}, {instep.world_size()} ranks"],
-            cure="choose a positive multiple of the number of ranks",
-        )
-    return args
+    return parser.parse_args()
 
 
 def main() -> None:
@@ -145,8 +138,7 @@ def main() -> None:
         with instep.main_first():  # where data are downloaded, one rank does it and the others find them
             train_data, test_data = load_data()
 
-        per_rank = args.global_batch // session.world_size
-        train = instep.shard(train_data, per_rank, shuffle=True, seed=args.seed, drop_last=True)
+        train = instep.shard(train_data, global_batch=args.global_batch, shuffle=True, seed=args.seed, drop_last=True)
         test = instep.shard(test_data, 256)
 
         torch.manual_seed(args.seed)  # the same first weights on every rank

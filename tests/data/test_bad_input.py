@@ -60,6 +60,18 @@ BAD: dict[str, tuple[Callable[[], Any], str]] = {
     "batch True": (lambda: instep.shard([1], True), "batch_size=True"),
     "batch missing": (lambda: instep.shard([1]), "batch_size=32"),
     "batch missing for a stream": (lambda: instep.shard(Stream(3)), "batch_size=32"),
+    "batch said twice": (lambda: instep.shard([1], 1, global_batch=2), "batch_size=1, global_batch=2"),
+    "global batch and loader": (lambda: instep.shard(loader(), global_batch=8), "loader's batch_size is 4"),
+    "global batch and batch sampler": (
+        lambda: instep.shard(Numbers(8), global_batch=8, batch_sampler=[[0, 1]]),
+        "mutually exclusive",
+    ),
+    "global batch 0": (lambda: instep.shard([1], global_batch=0), "global_batch=0"),
+    "global batch '4'": (lambda: shard([1], global_batch="4"), "global_batch='4'"),
+    "less than a sample per rank": (
+        lambda: instep.shard([1], global_batch=2, rank=0, world_size=3),
+        "global_batch=3 or more",
+    ),
     "no data": (lambda: instep.shard(7, 2), "neither a dataset nor a DataLoader"),
     "a generator": (lambda: instep.shard((i for i in range(3)), 2), "IterableDataset"),
     "None": (lambda: instep.shard(None, 2), "NoneType"),

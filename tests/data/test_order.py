@@ -13,7 +13,7 @@ import torch
 from torch.utils.data import DataLoader, RandomSampler, Sampler
 
 import instep
-from tests.data.cases import SAMPLERS, Augmented, Endless, Numbers, Pairs, by_step, epoch, flat, loader_over, ranks
+from tests.data.cases import SAMPLERS, Endless, Numbers, Pairs, by_step, epoch, flat, loader_over, ranks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -150,22 +150,3 @@ def test_order_is_the_same_with_workers(workers: int) -> None:
     whole = by_step(ranks(Numbers(50), 1, 6, shuffle=True))
 
     assert by_step(ranks(Numbers(50), 2, 3, shuffle=True, num_workers=workers)) == whole
-
-
-@pytest.mark.parametrize("options", [{}, {"num_workers": 2}, {"num_workers": 2, "persistent_workers": True}])
-def test_augmentation_differs_everywhere_and_can_be_repeated(options: dict[str, Any]) -> None:
-    def draws(loader: Any) -> list[Any]:
-        return [sample for batch in loader for sample in zip(*(part.tolist() for part in batch), strict=True)]
-
-    before = states()
-    loaders = ranks(Augmented(24), 2, 3, seed=1, **options)
-    seen = [draws(loader) for loader in loaders for _ in range(2)]  # by rank and epoch
-
-    for generator in (1, 2, 3):
-        values = [sample[generator] for one in seen for sample in one]
-        assert len(values) == 48
-        assert len(set(values)) == 48  # no two ranks, epochs, workers or samples alike
-    assert states() == before
-    again = instep.shard(Augmented(24), 3, seed=1, rank=1, world_size=2, **options)
-    again.epoch = 1
-    assert draws(again) == seen[3]

@@ -28,15 +28,16 @@ if TYPE_CHECKING:
 @pytest.mark.parametrize("kind", [Stream, ShuffledStream, WorkerStream])
 @pytest.mark.parametrize(("world_size", "workers"), [(1, 0), (2, 0), (3, 0), (1, 2), (2, 2), (3, 1)])
 @pytest.mark.parametrize("drop_last", [False, True])
-def test_disjoint_complete_and_the_same_at_every_step(
+def test_R16_disjoint_complete_and_the_same_at_every_step(
     kind: type[Stream], world_size: int, workers: int, drop_last: bool
 ) -> None:
     whole = by_step(ranks(kind(31), 1, 6, drop_last=drop_last))
     loaders = ranks(kind(31), world_size, 6 // world_size, drop_last=drop_last, num_workers=workers)
 
-    assert sum(map(len, whole)) == (30 if drop_last else 31)
+    assert len(set(flat(whole))) == len(flat(whole)) == (30 if drop_last else 31)
     assert by_step(loaders) == whole
     second = by_step(loaders)
+    assert len(set(flat(second))) == len(flat(second)) == len(flat(whole))
     assert (second == whole) is (kind is not ShuffledStream)
 
 
@@ -55,7 +56,7 @@ def test_a_loader_of_a_stream_is_taken_over() -> None:
 
 
 @pytest.mark.parametrize("options", [{}, {"num_workers": 2}, {"num_workers": 2, "persistent_workers": True}])
-def test_draws_can_be_repeated_and_differ(options: dict[str, Any]) -> None:
+def test_R16_draws_of_a_stream_differ_everywhere_and_repeat(options: dict[str, Any]) -> None:
     def draws(loader: Any) -> list[Any]:
         return [sample for batch in loader for sample in zip(*(part.tolist() for part in batch), strict=True)]
 

@@ -146,6 +146,7 @@ def _gather(dataset: Any) -> Callable[[Any], Any] | None:
         return None
 
     def take(index: Any) -> Any:
+        index = [*index]
         try:
             numbers = np.array(index)  # four times as fast as torch.tensor
             if numbers.dtype != np.int64 or numbers.ndim != 1:
