@@ -48,6 +48,7 @@ class EMA(Callback):
         self._inside = False  # the average is in the model, and the weights are where the average was
         self._loaded: dict[str, Any] | None = None
         self._model: nn.Module | None = None
+        self._parted: list[Any] = []  # the modules that fsdp has divided among the ranks
 
     def on_fit_start(self, trainer: Trainer) -> None:
         """Make room for the average, or go on with the one that was saved."""
@@ -117,15 +118,18 @@ class EMA(Callback):
         from torch import nn
         from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
+        self._model = model
+        self._parted = [one for one in model.modules() if hasattr(one, "reshard") and hasattr(one, "unshard")]
         # Not over the model itself: fsdp's modules cannot be copied, nor can a model that holds what has no copy.
         room = nn.Module()
         for number, tensor in enumerate(self._live(model)):
             room.register_buffer(str(number), tensor)
         self._average = AveragedModel(room, multi_avg_fn=get_ema_multi_avg_fn(self.decay), use_buffers=True)
-        self._model = model
         self._inside = False
 
     def _named(self, model: nn.Module) -> list[tuple[str, Tensor]]:
+        for module in self._parted:  # between a forward pass and the next, fsdp may show whole tensors, gathered before
+            module.reshard()
         named: list[tuple[str, Tensor]] = list(model.named_parameters())
         return named + list(model.named_buffers()) if self.buffers == "average" else named
 
@@ -136,7 +140,6 @@ class EMA(Callback):
     def _swap(self, model: nn.Module) -> None:
         if self._average is None or not self._average.n_averaged:
             return
-        _reshard(model)  # what fsdp has gathered of the old values must not be used again
         for mine, theirs in zip(self._average.module.buffers(), self._live(model), strict=True):
             kept = theirs.clone()
             theirs.copy_(mine)
@@ -199,13 +202,6 @@ def _part(whole: Tensor, like: Any) -> Tensor:
     from torch.distributed.tensor import distribute_tensor
 
     return distribute_tensor(whole.to(like.device), like.device_mesh, like.placements).to_local()
-
-
-def _reshard(model: nn.Module) -> None:
-    for module in model.modules():
-        reshard = getattr(module, "reshard", None)  # FSDPModule's
-        if reshard is not None and hasattr(module, "unshard"):
-            reshard()
 
 
 def _difference(expected: Sequence[str], found: Sequence[str]) -> list[str]:

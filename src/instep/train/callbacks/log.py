@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from instep.comm import get_logger
 from instep.errors import TrainError
 from instep.runs.record import write_whole
+from instep.train.callbacks.progress import last_epoch
 from instep.train.events import Callback
 
 if TYPE_CHECKING:
@@ -75,7 +76,7 @@ class MetricsLog(Callback):
     def on_evaluate_end(self, trainer: Trainer, results: dict[str, float]) -> None:
         """Write the metrics."""
         progress = trainer.progress
-        self._write("evaluation", progress.step, progress.epoch, progress.samples, results)
+        self._write("evaluation", progress.step, last_epoch(progress), progress.samples, results)
 
     def on_exception(self, trainer: Trainer, error: BaseException) -> None:  # noqa: ARG002
         """Close the file."""
@@ -130,7 +131,7 @@ def _cut(path: Path, step: int) -> set[tuple[str, int]]:
         OSError: a file cannot be read or written; no record is lost.
 
     """
-    if not path.exists():
+    if not path.is_file():  # there is none yet, or it is a device
         return set()
     lines = path.read_bytes().splitlines(keepends=True)
     read = [_read(line) for line in lines]

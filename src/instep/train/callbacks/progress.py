@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress as Bar
 
-    from instep.train.state import Report
+    from instep.train.state import Progress, Report
     from instep.train.trainer import Trainer
 
 _REFRESH_S = 0.25  # a bar that is drawn more often only costs time
@@ -41,7 +41,7 @@ class ProgressBar(Callback):
         self._first = self._last = None
         self._started = time.monotonic()
         self._screen = _open_screen()
-        self._screen.start(_place(trainer, trainer.progress.epoch, trainer.progress.step), _share(trainer))
+        self._screen.start(_place(trainer, last_epoch(trainer.progress), trainer.progress.step), _share(trainer))
 
     def on_report(self, trainer: Trainer, report: Report) -> None:
         """Move the bar, or print a line."""
@@ -52,7 +52,7 @@ class ProgressBar(Callback):
 
     def on_evaluate_end(self, trainer: Trainer, results: dict[str, float]) -> None:
         """Print the metrics as a line."""
-        place = _place(trainer, trainer.progress.epoch, trainer.progress.step)
+        place = _place(trainer, last_epoch(trainer.progress), trainer.progress.step)
         self._screen.line(f"{place}   evaluation   {_named(results)}")
 
     def on_exception(self, trainer: Trainer, error: BaseException) -> None:  # noqa: ARG002
@@ -79,6 +79,11 @@ class ProgressBar(Callback):
         return f"{clock(seconds / since * max(0, trainer.steps - report.step))} left"
 
 
+def last_epoch(progress: Progress) -> int:
+    """The epoch of the last step: between two epochs the trainer stands at the beginning of the next."""
+    return progress.epoch if progress.position else max(0, progress.epoch - 1)
+
+
 def clock(seconds: float) -> str:
     """Seconds as ``0:07``, ``12:34`` or ``1:02:03``."""
     minutes, rest = divmod(round(seconds), 60)
@@ -99,8 +104,6 @@ def _named(values: dict[str, float]) -> str:
 
 def _place(trainer: Trainer, epoch: int, step: int) -> str:
     """``epoch  1/10   step   50/300``, as far as the ends are known; the words of recipes/digits.py."""
-    # When all is done the trainer stands at the beginning of an epoch that will not be.
-    epoch = min(epoch, (trainer.epochs or epoch + 1) - 1)
     parts = []
     for word, done, end, width in (("epoch", epoch + 1, trainer.epochs, 2), ("step", step, trainer.steps, 4)):
         parts.append(f"{word} {done:{max(width, len(str(end or '')))}}" + (f"/{end}" if end else ""))
