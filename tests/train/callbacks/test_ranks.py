@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -13,11 +14,12 @@ from torch.nn.parallel import DistributedDataParallel
 import instep
 from instep.errors import StepError, TrainError
 from instep.train.events import Callback, Events, on
-from tests.harness import run_ranks
+from tests.harness import run_command, run_ranks
 from tests.train.callbacks.toy import data, trainer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
 
 def sum_up(training: Any) -> None:
@@ -196,3 +198,30 @@ def test_what_is_no_callback_is_named(wrong: Any, said: str) -> None:
 def test_an_event_that_does_not_exist_is_named() -> None:
     with pytest.raises(TrainError, match="step_begin"):
         on("step_begin")
+
+
+SCRIPT = """
+import torch, instep
+from torch.utils.data import TensorDataset
+from instep.train import Trainer, on
+
+@on("report", ranks="main")
+def greedy(training, report):
+    instep.barrier()
+
+with instep.init():
+    data = TensorDataset(torch.randn(64, 4), torch.randn(64, 1))
+    net = torch.nn.Linear(4, 1)
+    loss = torch.nn.functional.mse_loss
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    Trainer(net, optimizer, data, loss=loss, global_batch=16, epochs=99, log_every=4, callbacks=[greedy]).fit()
+"""
+
+
+def test_R4_the_whole_job_ends_at_once_and_says_why(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(SCRIPT)
+    # A process that is left behind fails run_command, and so does a job that hangs.
+    done = run_command([sys.executable, "-m", "instep", "run", "--nproc", "2", "train.py"], cwd=tmp_path, limit_s=120)
+    assert done.rc == StepError.exit_code, str(done)
+    assert "greedy.on_report(), a callback of the main rank" in done.err
+    assert "barrier" in done.err
