@@ -14,6 +14,7 @@ from instep.errors import TrainError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+    from types import CodeType
 
     from instep.comm import Session
     from instep.train.strategies import Strategy
@@ -55,8 +56,7 @@ def transform(
     if compile is not False:
         options = {} if compile is True else dict(compile)
         for one in strategy.blocks(model) or [model]:
-            # Unlike torch.compile(module), this makes no module around it that would change all names.
-            one.compile(**options)
+            one.forward = _Compiled(type(one), one.forward, options)
     return model
 
 
@@ -107,3 +107,36 @@ def _recomputed(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     if not torch.is_grad_enabled():
         return forward(*args, **kwargs)
     return checkpoint(forward, *args, use_reentrant=False, **kwargs)
+
+
+@functools.cache
+def _code(kind: str, code: CodeType) -> CodeType:
+    """A copy of the code for this class of modules."""
+    return code.replace(co_name=f"{code.co_name}_{kind}")
+
+
+class _Compiled:
+    """A module's forward(), compiled.
+
+    Unlike ``torch.compile(module)`` this makes no module that would change all names. Unlike ``module.compile()`` it
+    also compiles torch's own modules (a Sequential), and leaves the hooks of FSDP outside. It is copied and pickled
+    along with its module, and then compiled again.
+    """
+
+    def __init__(self, kind: type[nn.Module], forward: Callable[..., Any], options: dict[str, Any]) -> None:
+        self.kind = kind
+        self.forward = forward
+        self.options = options
+
+        def run(*args: Any, **kwargs: Any) -> Any:  # a frame of ours: the compiler skips those of torch.nn
+            return forward(*args, **kwargs)
+
+        # The compiler keeps what it made, up to a limit, by the code that it saw: one for each class of modules.
+        run.__code__ = _code(kind.__qualname__, run.__code__)
+        self.compiled = torch.compile(run, **options)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.compiled(*args, **kwargs)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _Compiled, (self.kind, self.forward, self.options)

@@ -103,7 +103,19 @@ def fuse(optimizer: Optimizer, parameters: Iterable[nn.Parameter]) -> bool:
     # What the constructors set with fused=True: step() looks at the parameters' devices, and heeds found_inf.
     optimizer._step_supports_amp_scaling = True  # type: ignore[attr-defined]  # noqa: SLF001
     optimizer._need_device_dtype_check_for_fused = True  # type: ignore[attr-defined]  # noqa: SLF001
+    if isinstance(optimizer, torch.optim.SGD):
+        optimizer.register_step_pre_hook(_fill_momentum)
     return True
+
+
+def _fill_momentum(optimizer: Optimizer, *_: object) -> None:
+    """Begin all momenta at zero: fused SGD fails on a parameter whose first gradient comes after those of others."""
+    groups = optimizer.param_groups
+    if len(optimizer.state) == sum(len(group["params"]) for group in groups):
+        return
+    for one in (one for group in groups if group["momentum"] for one in group["params"]):
+        if one.grad is not None and one not in optimizer.state:
+            optimizer.state[one]["momentum_buffer"] = torch.zeros_like(one)
 
 
 def _left_open(group: dict[str, object]) -> bool:
@@ -112,6 +124,7 @@ def _left_open(group: dict[str, object]) -> bool:
         and group.get("foreach") is None
         and not group.get("capturable")
         and not group.get("differentiable")
+        and not group.get("dampening")  # it does not hold for a momentum's first step, which the kernel cannot know
         and not isinstance(group["lr"], torch.Tensor)
     )
 

@@ -112,7 +112,7 @@ class DDP(Strategy):
         return _unused(names or self.unused(model))
 
     def _check(self, model: nn.Module, session: Session) -> None:
-        check_hook(self.comm_hook, session)
+        check_hook(self.comm_hook, session, start=self.powersgd_start)
         if not any(one.requires_grad for one in model.parameters()):
             raise TrainError(
                 "The model has no parameter that requires a gradient: there is nothing to train.",

@@ -20,8 +20,13 @@ def backend_of(session: Session) -> str:
     return parts.get(session.device.type, session.backend)
 
 
-def check_hook(hook: str | None, session: Session) -> None:
+def check_hook(hook: str | None, session: Session, *, start: int) -> None:
     """Refuse a hook before training.
+
+    Args:
+        hook: its name, None for none.
+        session: the world.
+        start: the step at which PowerSGD is to begin.
 
     Raises:
         TrainError: there is no such hook, or the backend cannot do it.
@@ -30,6 +35,12 @@ def check_hook(hook: str | None, session: Session) -> None:
     if hook is not None and hook not in get_args(Hook):
         raise TrainError(
             f"There is no communication hook {hook!r}.", cure=f"One of {', '.join(map(repr, get_args(Hook)))}, or None."
+        )
+    if hook == "powersgd" and start < 2:
+        raise TrainError(
+            "PowerSGD cannot begin before the second step: DDP lays out its buckets anew after the first.",
+            evidence=[f"powersgd_start={start}"],
+            cure="powersgd_start=2 or more",
         )
     backend = backend_of(session)
     if hook == "bf16" and backend == "gloo":

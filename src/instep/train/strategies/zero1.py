@@ -54,9 +54,13 @@ class Zero1(DDP):
         fused: bool = True,
     ) -> tuple[nn.Module, Optimizer]:
         """Wrap the model, and share out the optimizer."""
-        wrapped, whole = super().prepare(model, optimizer, session, precision, fused=fused)
+        wrapped, whole = super().prepare(model, optimizer, session, precision, fused=False)
         refuse_states(whole, "zero1")
-        return wrapped, self._share(whole)
+        shared = self._share(whole)
+        if fused and fuse_all(shared.optim, model):
+            for group in shared.param_groups:  # their options are copied to the part's in every step
+                group["fused"] = True
+        return wrapped, shared
 
     def _share(self, whole: Optimizer) -> ZeroRedundancyOptimizer:
         from torch.distributed.optim import ZeroRedundancyOptimizer
