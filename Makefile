@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-tools lint bench-startup bench-checkpoint clean
+.PHONY: help setup vision demo test test-tools lint bench-startup bench-overhead bench-checkpoint clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -18,10 +18,18 @@ $(VENV)/.installed: pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	@touch $@
 
+vision: $(VENV)-vision/.installed ## make .venv-vision, with torchvision and a newer torch, for the recipes that train on images
+
+$(VENV)-vision/.installed: pyproject.toml
+	test -x $(VENV)-vision/bin/python || $(PYTHON) -m venv $(VENV)-vision
+	$(VENV)-vision/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[recipes,vision]' \
+		torch==2.14.1 torchvision==0.29.1
+	@touch $@
+
 demo: setup ## train a small ResNet on real images, on two ranks of this machine
 	$(BIN)/instep run --nproc 2 recipes/digits.py
 
-test: lint test-tools ## lint, then all tests (what cannot run on this machine is skipped, and says why)
+test: lint test-tools vision ## lint, then all tests (what cannot run on this machine is skipped, and says why)
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
 test-tools: setup ## install the real launchers that the tests start: Slurm, Open MPI, MPICH
@@ -39,6 +47,16 @@ bench-startup: setup ## how long a job takes that only joins and leaves, beside 
 bench-checkpoint: setup ## how long a checkpoint holds the training thread, beside torch.save
 	$(BIN)/python benchmarks/checkpoint.py
 
+bench-overhead: $(VENV)-peers/.installed ## what a step costs beside a hand-written loop, ignite, Accelerate and Lightning
+	$(VENV)-peers/bin/python benchmarks/overhead.py
+
+# Other trainers, to be measured beside: an environment of their own.
+$(VENV)-peers/.installed: pyproject.toml
+	test -x $(VENV)-peers/bin/python || $(PYTHON) -m venv $(VENV)-peers
+	$(VENV)-peers/bin/python -m pip install --quiet --disable-pip-version-check --editable . \
+		torch==2.13.0 numpy accelerate lightning pytorch-ignite
+	@touch $@
+
 clean: ## remove what these commands have made, but not runs/
-	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-vision $(VENV)-peers build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
