@@ -26,7 +26,7 @@ def test_norms_of_the_whole_gradients_on_any_number_of_ranks() -> None:
         assert training.report is not None
         return training.report.values
 
-    alone, (one, two) = run_ranks(work, 1)[0], run_ranks(work, 2)
+    alone, (one, two) = work(), run_ranks(work, 2, limit_s=60)
     assert list(alone) == ["grad_norm", "grad_norm/0", "grad_norm/2"]
     assert one == two == pytest.approx(alone, rel=1e-4)
     assert alone["grad_norm"] == pytest.approx((alone["grad_norm/0"] ** 2 + alone["grad_norm/2"] ** 2) ** 0.5, rel=1e-5)
@@ -100,7 +100,7 @@ def test_a_rank_that_sleeps_is_found() -> None:
             import instep
 
             if instep.rank() == 1:
-                time.sleep(0.1)
+                time.sleep(0.3)
             return self.inner(x)  # type: ignore[no-any-return]
 
     def work() -> int:
@@ -110,10 +110,10 @@ def test_a_rank_that_sleeps_is_found() -> None:
         def note(training: Any, report: Report) -> None:
             slowest.append(report.slowest)
 
-        trainer([note, Throughput(reports=2)], Sleepy(), epochs=2, log_every=2).fit()
+        trainer([note, Throughput(reports=2)], Sleepy(), epochs=2, log_every=4).fit()
         return slowest[-1]
 
-    assert run_ranks(work, 3, limit_s=60) == [1, 1, 1]
+    assert run_ranks(work, 2, limit_s=60) == [1, 1]
 
 
 @pytest.mark.parametrize("wrong", [{"slower": 0}, {"waiting": 2}, {"reports": 0}])

@@ -10,6 +10,7 @@ import pytest
 
 from instep.errors import TrainError
 from instep.train.callbacks import Profiler, TensorBoard
+from instep.train.events import on
 from tests.harness import run_ranks
 from tests.train.callbacks.toy import data, mae, trainer
 
@@ -38,6 +39,16 @@ def test_tensorboard_reads_what_the_main_rank_wrote(tmp_path: Path) -> None:
     assert [one.step for one in events.Scalars("eval/mae")] == [4, 8]
     assert {one.step for one in events.Histograms("gradients/0.weight")} == {4, 8}
     assert events.Histograms("gradients/0.weight")[0].histogram_value.num == 32
+
+
+def test_gradients_that_are_not_finite_have_no_histogram(tmp_path: Path) -> None:
+    @on("gradients", every=2)
+    def spoil(training: Any) -> None:
+        next(training.model.parameters()).grad.fill_(float("inf"))
+
+    board = TensorBoard(tmp_path, histograms_every=1)
+    trainer([spoil, board], steps=2).fit()
+    assert [one.step for one in events_of(tmp_path).Histograms("gradients/0.weight")] == [1]
 
 
 def test_a_resume_hides_the_steps_that_are_done_again(tmp_path: Path) -> None:

@@ -81,8 +81,10 @@ class TensorBoard(Callback):
 
     def _histograms(self, trainer: Trainer) -> None:
         for name, parameter in trainer.model.named_parameters():
-            if self._writer is not None and parameter.grad is not None:
-                self._writer.add_histogram(f"gradients/{name}", parameter.grad, trainer.progress.step + 1)
+            gradient = parameter.grad
+            # Infinities have no histogram; fp16 has them now and then, in steps that are skipped.
+            if self._writer is not None and gradient is not None and bool(gradient.isfinite().all()):
+                self._writer.add_histogram(f"gradients/{name}", gradient.float(), trainer.progress.step + 1)
 
     def _add(self, group: str, values: dict[str, float], step: int) -> None:
         if self._writer is None:  # an evaluation outside of fit()
