@@ -19,7 +19,7 @@ from instep.train.metrics import Metric, figures, is_foreign, named, wide_sum
 from instep.train.rounds import Source, read
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
     from instep.data.sharding import ShardedLoader
     from instep.train.metrics import Metrics
@@ -184,19 +184,19 @@ class _MeanLoss:
 
 def _conclude(tally: _Tally | None, caught: Caught[dict[str, float]]) -> dict[str, float]:
     """The figures, from what all ranks have seen."""
-    words = caught.exchange((tally.kept.batches, tally.mean.batches) if tally else None)
+    words = caught.exchange((tally.kept.word(), tally.mean.batches) if tally else None)
     assert tally is not None  # or this rank has failed, and exchange() raised
-    batches = [seen for seen, _ in words]
-    if not any(batches):
+    kept = [word for word, _ in words]
+    if not any(word.rows for word in kept):
         raise TrainError(
             "There are no evaluation data: no rank got a batch.",
             cure="Look at the length of the dataset and, with drop_last, at the batch size.",
         )
-    at = next(number for number, seen in enumerate(batches) if seen)  # a rank that has all structures at hand
-    results = _mean_loss(tally.mean, words) if any(losses for _, losses in words) else {}
+    at = next(rank for rank, word in enumerate(kept) if word.rows)  # a rank that has all structures at hand
+    results = _mean_loss(tally.mean, [(len(word.rows), losses) for word, losses in words])
     counts = {name: metric.total() for name, metric in tally.counting.items()}
-    gathered = tally.kept.gather(to=at, caught=caught) if tally.functions else None
-    order = tally.kept.order(caught) if tally.foreign else None
+    gathered = tally.kept.gather(kept, to=at, caught=caught) if tally.functions else None
+    order = tally.kept.order(kept) if tally.foreign else None
     has_data = bool(tally.kept.batches)
     states = {
         name: foreign.merge(has_data=has_data, to=at, order=order, caught=caught)
@@ -220,8 +220,11 @@ def _conclude(tally: _Tally | None, caught: Caught[dict[str, float]]) -> dict[st
     return caught.once(at, compute)
 
 
-def _mean_loss(mean: _MeanLoss, words: Any) -> dict[str, float]:
-    for rank, (batches, losses) in enumerate(words):
+def _mean_loss(mean: _MeanLoss, seen: Sequence[tuple[int, int]]) -> dict[str, float]:
+    """The loss over all ranks, whose (batches, losses) are given; nothing where there are no losses."""
+    if not any(losses for _, losses in seen):
+        return {}
+    for rank, (batches, losses) in enumerate(seen):
         if batches != losses:
             raise TrainError(
                 "Some batches have a loss, and some have none.",

@@ -16,6 +16,7 @@ from torch import Tensor
 from instep.errors import TrainError
 from instep.train.batches import leaves
 from instep.train.gathering import gather
+from instep.train.metrics import is_collection
 from instep.train.trees import Items, Rows, on_cpu, take
 
 if TYPE_CHECKING:
@@ -106,7 +107,7 @@ class Foreign:
 
     def _states(self) -> tuple[States, dict[Key, Column]]:
         """(small states, states with rows of samples), on the CPU."""
-        if not hasattr(self.metric, "_reductions") and callable(getattr(self.metric, "items", None)):
+        if is_collection(self.metric):
             self.metric.items(copy_state=True)  # members of a collection share states: now each has its own
         states: States = {}
         kept: dict[Key, Column] = {}

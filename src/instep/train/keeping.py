@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from instep.errors import TrainError
@@ -20,11 +21,29 @@ from instep.train.trees import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from torch import Tensor
 
     from instep.train.failures import Caught
     from instep.train.gathering import Dealing
     from instep.train.trees import Column, Spec
+
+
+@dataclass(frozen=True)
+class Word:
+    """What one rank has kept.
+
+    Attributes:
+        rows: of each batch, how many.
+        specs: what columns there are, where outputs are stored.
+        one_each: each sample has one row.
+
+    """
+
+    rows: list[int]
+    specs: dict[str, Spec]
+    one_each: bool
 
 
 class Kept:
@@ -64,8 +83,9 @@ class Kept:
 
         """
         self.batches += 1
-        found = (rows_of(tree, size) for tree in trees.values() if tree is not None)
-        rows = next((number for number in found if number is not None), 1)
+        found = [rows_of(tree, size) for tree in trees.values() if tree is not None]
+        rows = size if size in found else next((number for number in found if number is not None), None)
+        rows = 1 if rows is None else rows
         self._rows.append(rows)
         self._one_each = self._one_each and rows == (rows if size is None else size)
         if not self.store:
@@ -82,19 +102,28 @@ class Kept:
             self._specs[name] = unify([self._specs.get(name, spec), spec], name)
         self._trees.append(kept)
 
-    def order(self, caught: Caught[Any]) -> Tensor | None:
-        """What puts the rows of all ranks, one rank below the other, in dataset order; None: they are. Collective."""
-        words = caught.exchange((self._one_each and not self.whole, self._rows))
-        single = all(one_each for one_each, rows in words if rows)
+    def word(self) -> Word:
+        """What the other ranks have to know of this one."""
+        return Word(self._rows, self._specs, one_each=self._one_each and not self.whole)
+
+    def order(self, words: Sequence[Word]) -> Tensor | None:
+        """What puts the rows of all ranks, one rank below the other, in dataset order; None: they are.
+
+        Args:
+            words: of all ranks.
+
+        """
+        single = all(word.one_each for word in words if word.rows)
         # Where samples do not have one row each, whole batches are put in the order in which they were dealt.
-        units = [[1] * sum(rows) if single else rows for _, rows in words]
+        units = [[1] * sum(word.rows) if single else word.rows for word in words]
         dealing = self.dealing if single or self.whole else self.dealing.of_batches()
         return dealing.order(units)
 
-    def gather(self, *, to: int | None, caught: Caught[Any]) -> dict[str, Any] | None:
+    def gather(self, words: Sequence[Word], *, to: int | None, caught: Caught[Any]) -> dict[str, Any] | None:
         """The outputs of all samples, in dataset order. All ranks call it, and at least one has a batch.
 
         Args:
+            words: of all ranks.
             to: the rank that gets them; None: every rank.
             caught: tells the others of a failure.
 
@@ -102,11 +131,8 @@ class Kept:
             None on a rank that does not get them.
 
         """
-        order = self.order(caught)
-        words = caught.exchange(self._specs)
-        specs = {
-            name: decided(unify([word[name] for word in words if word], name)) for name in next(filter(None, words))
-        }
+        found = [word.specs for word in words if word.specs]
+        specs = {name: decided(unify([one[name] for one in found], name)) for name in found[0]}
         kinds = [leaf for spec in specs.values() for leaf in leaf_specs(spec)]
         mine: list[Column] = []
         with caught:
@@ -116,6 +142,7 @@ class Kept:
         gathered = gather(mine, kinds, to, caught)
         if gathered is None:
             return None
+        order = self.order(words)
         filled = iter([take(column, order) for column in gathered])
         return {name: build(spec, filled) for name, spec in specs.items()}
 

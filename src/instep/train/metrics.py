@@ -171,7 +171,7 @@ class Mean(Metric):
         return counts["sum"] / counts["all"] if counts["all"] else math.nan
 
 
-Metrics = Mapping[str, Any] | Sequence[Any] | Callable[..., Any] | None
+Metrics = Mapping[str, Any] | Sequence[Any] | Metric | Callable[..., Any] | None
 
 
 def named(metrics: Any) -> dict[str, Any]:
@@ -191,7 +191,7 @@ def named(metrics: Any) -> dict[str, Any]:
         found = [(_name(metrics), metrics)]
     names = [name for name, _ in found]
     for name, one in found:
-        if not isinstance(name, str) or not name:
+        if not isinstance(name, str) or not (name or is_collection(one)):
             raise TrainError(f"A metric is called {name!r}: a name is a text.", cure='metrics={"accuracy": ...}')
         if not _is_metric(one) or isinstance(one, type):
             hint = "an instance:  " + f"{one.__name__}(...)" if isinstance(one, type) else 'metrics={"accuracy": ...}'
@@ -238,7 +238,7 @@ def _number(name: str, value: Any) -> float:
 
 
 def _name(metric: Any) -> str:
-    if _is_collection(metric):
+    if is_collection(metric):
         return ""
     own = getattr(metric, "__name__", type(metric).__name__)
     if own == "<lambda>":
@@ -257,8 +257,9 @@ def is_foreign(value: Any) -> bool:
     )
 
 
-def _is_collection(value: Any) -> bool:
-    return is_foreign(value) and not hasattr(value, "_reductions")
+def is_collection(value: Any) -> bool:
+    """Whether it is a collection of torchmetrics' metrics, which have names in it."""
+    return is_foreign(value) and callable(getattr(value, "items", None))
 
 
 def _unfit(what: str, outputs: Any, targets: Any) -> TrainError:

@@ -75,9 +75,9 @@ def predict(
             kept.add({"outputs": outputs}, size)
 
     read(source, forward, take, move=move, collective_forward=collective_forward, caught=caught)
-    seen = caught.exchange(kept.batches if kept else 0)
+    words = caught.exchange(kept.word() if kept else None)
     assert kept is not None  # or this rank has failed, and exchange() raised
-    if not any(seen):
+    if not any(word.rows for word in words):
         raise TrainError("There is nothing to predict: no rank got a batch.", cure="Look at the length of the dataset.")
-    gathered = kept.gather(to=None if ranks == "all" else 0, caught=caught)
+    gathered = kept.gather(words, to=None if ranks == "all" else 0, caught=caught)
     return None if gathered is None else gathered["outputs"]
