@@ -68,8 +68,12 @@ class Answer:
 
 def serve(fd: int) -> None:
     """Fork a supervisor for each job that comes over this socket, until the harness is gone."""
-    import torch.distributed
-    import torch.utils.data  # noqa: F401 (imported here once, for all ranks)
+    # Imported here once, for all ranks: these take seconds.
+    import torch._dynamo  # what torch.optim asks for when the first optimizer is made
+    import torch.distributed.optim
+    import torch.utils.data
+
+    import instep.train  # noqa: F401
 
     control = socket.socket(fileno=fd)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody asks how a supervisor ended

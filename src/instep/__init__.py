@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from instep import data as data, train as train
     from instep.comm import (
         agree as agree,
         barrier as barrier,
@@ -58,12 +59,15 @@ _HOMES = {
     ),
 }
 
-__all__ = ["__version__", "world", *sorted(_HOMES)]  # noqa: PLE0604  # ruff cannot see that the keys are strings
+# ``world`` can be called, too: see its first lines. The others have more names than this page.
+_PACKAGES = ("world", "data", "train")
+
+__all__ = ["__version__", "data", "train", "world", *sorted(_HOMES)]  # noqa: PLE0604  # ruff cannot see that the keys are strings
 
 
 def __getattr__(name: str) -> Any:
-    if name == "world":
-        return import_module("instep.world")  # a package that can be called: see its first lines
+    if name in _PACKAGES:
+        return import_module(f"instep.{name}")
     if name not in _HOMES:
         raise AttributeError(f"module 'instep' has no attribute {name!r}")
     value = getattr(import_module(_HOMES[name]), name)

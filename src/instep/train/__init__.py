@@ -18,12 +18,14 @@ from instep.train.metrics import Accuracy, Metric
 from instep.train.prediction import predict
 from instep.train.preemption import Preempted
 from instep.train.state import Progress, Report
-from instep.train.strategies import DDP, Strategy
+from instep.train.strategies import DDP, FSDP, HSDP, Strategy, Zero1
 from instep.train.trainer import Fit, Trainer
 
 __all__ = [
     "DDP",
     "EMA",
+    "FSDP",
+    "HSDP",
     "Accuracy",
     "Callback",
     "CheckpointFolder",
@@ -43,6 +45,7 @@ __all__ = [
     "TensorBoard",
     "Throughput",
     "Trainer",
+    "Zero1",
     "evaluate",
     "export",
     "on",

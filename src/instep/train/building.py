@@ -14,6 +14,7 @@ from instep.train import checks, schedule, seeds, sizes
 from instep.train.callbacks import default_callbacks
 from instep.train.events import Events
 from instep.train.memory import Split
+from instep.train.modules import transform
 from instep.train.precision import Precision
 from instep.train.saving import Saver
 from instep.train.sharing import share
@@ -68,6 +69,14 @@ def prepare(trainer: Trainer) -> None:
     trainer.strategy = resolve(trainer.wanted_strategy, session.world_size)
     checks.together(trainer)
     assert trainer.given_optimizer is not None  # fit() has looked
+    trainer.model = transform(
+        trainer.model,
+        trainer.strategy,
+        session,
+        sync_batchnorm=trainer.sync_batchnorm,
+        recompute=trainer.activation_checkpointing,
+        compile=trainer.compile,
+    )
     trainer.wrapped, trainer.optimizer = trainer.strategy.prepare(
         trainer.model, trainer.given_optimizer, session, trainer.precision, fused=trainer.fused
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any
 
 from instep.errors import StepError
@@ -20,16 +21,25 @@ def no_collectives(where: str) -> AbstractContextManager[Any]:
         where: who runs alone, for the error: "X.on_step_end(), a callback of the main rank,".
 
     """
+    return _mode()(where)
+
+
+@functools.cache
+def _mode() -> Any:
     from torch.utils._python_dispatch import TorchDispatchMode  # torch's CommDebugMode is built on it
 
     class Refuse(TorchDispatchMode):
+        def __init__(self, where: str) -> None:
+            super().__init__()
+            self.where = where
+
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             if func.namespace in ("c10d", "_c10d_functional", "c10d_functional"):
                 raise StepError(
-                    f"{where} calls the collective {func._schema.name.partition('::')[2]}, and the other ranks are "  # noqa: SLF001
+                    f"{self.where} calls the collective {func._schema.name.partition('::')[2]}, and the other ranks are "  # noqa: SLF001
                     "not there: it would wait for ever.",
                     cure="Let it run on all ranks (ranks = 'all'), or move the collective out of it.",
                 )
             return func(*args, **(kwargs or {}))
 
-    return Refuse()
+    return Refuse

@@ -107,7 +107,7 @@ class Saver:
         trainer.best = None if shared["best"] is None else (shared["best"][0], shared["best"][1])
         trainer.step.skipped = shared["skipped"]
         trainer.evaluated_at = shared["evaluated_at"]
-        self._callbacks(tensors["callbacks"])
+        self._callbacks(shared["callbacks"])
         self._say(found, loaded.own is not None)
         if loaded.own is not None:
             seeds.restore_random_states(loaded.own)
@@ -155,8 +155,7 @@ class Saver:
 
     def _tensors(self) -> dict[str, Any]:
         trainer = self.trainer
-        state = trainer.strategy.state(trainer.wrapped, trainer.optimizer)
-        return {**state, "callbacks": trainer.events.state_dict()}
+        return trainer.strategy.state(trainer.wrapped, trainer.optimizer)
 
     def _shared(self) -> dict[str, Any]:
         trainer = self.trainer
@@ -167,6 +166,7 @@ class Saver:
             "results": dict(trainer.results),
             "best": None if trainer.best is None else list(trainer.best),
             "skipped": trainer.step.skipped,
+            "callbacks": trainer.events.state_dict(),
             "evaluated_at": trainer.evaluated_at,
         }
 

@@ -45,7 +45,7 @@ def plan(per_rank: int | None, global_batch: int | None, accumulate: int, world_
         raise TrainError(
             "How large is a batch? Say it once." if per_rank is None else "The size of a batch is said twice.",
             evidence=[f"batch_size_per_rank={per_rank}, global_batch={global_batch}"],
-            cure="Trainer(..., batch_size_per_rank=32), or global_batch=256: of all ranks and the accumulation together",
+            cure="Trainer(..., batch_size_per_rank=32), or global_batch=256: of all ranks and all passes",
         )
     if per_rank is not None:
         return Sizes(per_rank * world_size, accumulate)

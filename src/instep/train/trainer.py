@@ -21,7 +21,7 @@ from instep.train.checkpoints import Checkpoints
 from instep.train.evaluation import evaluate
 from instep.train.loop import Loop
 from instep.train.prediction import predict
-from instep.train.preemption import Preemption, seconds
+from instep.train.preemption import Preempted, Preemption, seconds
 from instep.train.sharing import share_buffers
 from instep.train.state import Progress
 from instep.train.summary import print_summary
@@ -281,7 +281,7 @@ class Trainer:
         self.evaluated_at = -1
         self.wants_to_stop: str | None = None
         self._notes: dict[str, float] = {}
-        self._has_met = self._is_prepared = False
+        self._has_met = self._is_prepared = self._is_fitting = False
         self._call: Call | None = None
 
     # What may be overwritten.
@@ -331,6 +331,7 @@ class Trainer:
             prepare(self)
             self._is_prepared = True
         self.wants_to_stop = None
+        self._is_fitting = True
         with Preemption(self.max_time_s, signals=self.saver is not None) as preemption:
             try:
                 if self.show_summary:
@@ -339,9 +340,14 @@ class Trainer:
                 reason = Loop(self, preemption).run()
                 if self.saver is not None:
                     self.saver.finish()
+            except Preempted:
+                self.events.send("fit_end", self)
+                raise
             except BaseException as error:
                 self.events.send("exception", self, error)
                 raise
+            finally:
+                self._is_fitting = False
         self.events.send("fit_end", self)
         if reason not in ("epochs", "steps") and self.session.is_main:
             _log.info("training stopped at step %d: %s", self.progress.step, reason)
@@ -364,16 +370,21 @@ class Trainer:
         if loader is None:
             raise checks.no_evaluation_data(chosen)
         self.events.send("evaluate_start", self)
-        with self._evaluating() as model:
-            self.results = evaluate(
-                lambda batch: self.prediction_step(model, batch),
-                loader,
-                loss=self.loss,
-                weight=self.weight,
-                metrics=chosen,
-                move=lambda batch: to_device(batch, self.session.device),
-                collective_forward=model is not self.model,
-            )
+        try:
+            with self._evaluating() as model:
+                self.results = evaluate(
+                    lambda batch: self.prediction_step(model, batch),
+                    loader,
+                    loss=self.loss,
+                    weight=self.weight,
+                    metrics=chosen,
+                    move=lambda batch: to_device(batch, self.session.device),
+                    collective_forward=model is not self.model,
+                )
+        except BaseException as error:
+            if not self._is_fitting:  # fit() tells them otherwise
+                self.events.send("exception", self, error)
+            raise
         self.events.send("evaluate_end", self, self.results)
         return self.results
 

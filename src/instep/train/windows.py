@@ -251,7 +251,7 @@ class Windows:
         return batch
 
     def _take(self, found: Iterator[Any], size: int) -> tuple[int, Any]:
-        """Take a batch: (this rank's samples of a global batch of `size`, its batch): the last one again where it has none."""
+        """(this rank's samples of a global batch of `size`, its batch); where it has none, (0, its last batch)."""
         rank, world_size = self.session.rank, self.session.world_size
         mine = len(range(rank, size, world_size))
         batch = self._next(found) if mine else None
