@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import functools
+import re
+import sys
+import textwrap
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -16,11 +19,12 @@ from instep.errors import StepError, TrainError
 from instep.train.evaluation import evaluate
 from instep.train.metrics import Accuracy, Mean, Metric
 from instep.train.prediction import predict
-from tests.harness import run_ranks
+from tests.harness import run_command, run_ranks
 from tests.train.outputs import KINDS, Outputs, model, plainly, samples, scores, scores_and_classes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
 cross_entropy = nn.functional.cross_entropy
 
@@ -361,7 +365,7 @@ def test_a_failure_on_one_rank_ends_all() -> None:
                 else:
                     assert kind == "StepError"
                     assert f"rank {culprit} failed with ZeroDivisionError: bad {where}" in text
-                    assert "in fail" in text  # its traceback
+                    assert "in fail" in text
 
 
 def test_a_failure_inside_of_a_collective_forward_ends_the_job() -> None:
@@ -405,6 +409,32 @@ def test_collectives_in_a_metric_are_refused() -> None:
 
     for found in run_ranks(work, 2):
         assert all("the metric own" in text for _, text in found)
+
+
+SCRIPT = """
+    import torch
+    import instep
+    from instep.train import Mean, evaluate
+
+    def value(outputs, targets):
+        if instep.rank() == 1:
+            raise ZeroDivisionError("no score of nothing")
+        return outputs
+
+    with instep.init():
+        evaluate(lambda batch: (batch, batch), instep.shard(torch.arange(6.0), 1), metrics=Mean(value))
+"""
+
+
+def test_a_job_whose_metric_fails_on_one_rank_shows_one_traceback(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(textwrap.dedent(SCRIPT))
+    command = [sys.executable, "-m", "instep", "run", "--nproc", "3", "--device", "cpu", str(script)]
+    result = run_command(command, cwd=tmp_path, limit_s=100)
+    shown = result.out + result.err
+    assert result.rc == 1, shown
+    assert len(re.findall(r"rank 1 on \S+ failed: ZeroDivisionError: no score of nothing", shown)) == 1, shown
+    assert shown.count("Traceback") == 1, shown
 
 
 # --- bad input

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from instep.comm import gather_objects
 from instep.comm.session import together
-from instep.errors import InstepError, StepError
+from instep.errors import StepError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 T = TypeVar("T")
-_MOST_TEXT = 8000  # characters of a traceback
 
 
 class Caught(Generic[T]):
@@ -65,7 +64,7 @@ class Caught(Generic[T]):
 
         Raises:
             Exception: this rank's own, if it has failed.
-            StepError: another rank has failed; its rank, error and traceback are in the text. (A StepError, for the
+            StepError: another rank has failed; its rank, error and line are in the text. (A StepError, for the
                 launcher counts it as a consequence, and shows the failed rank's own exception.)
 
         """
@@ -83,11 +82,11 @@ class Caught(Generic[T]):
             raise self.error
         for rank, (_, told) in enumerate(everyone):
             if told is not None:
-                headline, trace = told
+                headline, place = told
                 raise StepError(
                     f"{self.where} cannot go on: rank {rank} failed with {headline}",
-                    evidence=[trace],
-                    cure=f"Mend what failed on rank {rank}; this rank only lost its company.",
+                    evidence=[place],
+                    cure=f"Mend what failed on rank {rank}: its traceback is in its own output.",
                 )
         return [pickle.loads(other) for other, _ in everyone]  # noqa: S301  # the other ranks run this program, too
 
@@ -101,9 +100,8 @@ class Caught(Generic[T]):
 
 
 def _told(error: Exception) -> tuple[str, str]:
-    """(a line, the whole)."""
+    """(what, where)."""
     line = str(error).partition("\n")[0]
     headline = f"{type(error).__name__}: {line}" if line else type(error).__name__
-    if isinstance(error, InstepError):
-        return headline, str(error)
-    return headline, "".join(traceback.format_exception(error)).rstrip()[-_MOST_TEXT:]
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    return headline, f"{frame.filename}:{frame.lineno} in {frame.name}"
