@@ -50,7 +50,11 @@ def resnet(arch: str, stem: str) -> nn.Module:
 # ---------------------------------------------------------------------------------------------------------------
 # The data
 
-PIXELS = [v2.ToImage(), v2.ToDtype(torch.float32, scale=True), v2.Normalize((0.491, 0.482, 0.447), (0.247, 0.243, 0.262))]
+PIXELS = [
+    v2.ToImage(),
+    v2.ToDtype(torch.float32, scale=True),
+    v2.Normalize((0.491, 0.482, 0.447), (0.247, 0.243, 0.262)),
+]
 AUGMENTED = v2.Compose([v2.RandomCrop(32, padding=4), v2.RandomHorizontalFlip(), *PIXELS])
 PLAIN = v2.Compose(PIXELS)  # a test is of the images as they are
 
@@ -156,7 +160,7 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Train a ResNet on CIFAR-10 or on synthetic images.")
     parser.add_argument("--arch", choices=["resnet18", "resnet50", "resnet101", "resnet152"], default="resnet50")
     parser.add_argument("--stem", choices=["imagenet", "cifar"], default="imagenet", help="cifar: made for 32 pixels")
-    parser.add_argument("--data", type=Path, default=Path("data"), metavar="FOLDER", help="where CIFAR-10 is or will be")
+    parser.add_argument("--data", type=Path, default=Path("data"), help="the folder of CIFAR-10")
     parser.add_argument("--synthetic", action="store_true", help="noise in place of CIFAR-10")
     parser.add_argument("--image-size", type=int, default=32, help="pixels of a synthetic image")
     parser.add_argument("--batch-size", type=int, default=128, help="images of a step on each rank")

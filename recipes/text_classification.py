@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import argparse
 import ast
-import random
 import re
 import sysconfig
 from collections import Counter
@@ -47,7 +46,7 @@ def docstrings(package: str) -> list[str]:
     for file in (one for one in files if "test" not in one.parts):  # which some versions of Python have there
         for node in ast.walk(ast.parse(file.read_bytes())):
             if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
-                found.append(ast.get_docstring(node) or "")
+                found += [ast.get_docstring(node) or ""]
     return found
 
 
@@ -60,8 +59,8 @@ def load_texts() -> list[tuple[list[str], int]]:
             if len(words) >= 6:
                 texts.setdefault(words, label)
     found = [(list(words), label) for words, label in texts.items()]
-    random.Random(0).shuffle(found)
-    return found
+    order = torch.randperm(len(found), generator=torch.Generator().manual_seed(0))
+    return [found[at] for at in order.tolist()]
 
 
 class Texts(Dataset[dict[str, Any]]):
@@ -148,6 +147,7 @@ def main() -> None:
     parser.add_argument("--patience", type=int, default=3, help="evaluations without a better accuracy until it ends")
     parser.add_argument("--workers", type=int, default=0, help="data loader processes of each rank")
     parser.add_argument("--checkpoints", type=Path, metavar="FOLDER", default=Path("checkpoints/text"))
+    parser.add_argument("--max-time", metavar="H:MM:SS", help="save and end with exit code 75 after so long")
     args = parser.parse_args()
 
     with instep.init() as session:
@@ -170,6 +170,7 @@ def main() -> None:
             warmup=10,
             clip_norm=1.0,
             callbacks=[instep.train.EarlyStop("accuracy", larger_is_better=True, patience=args.patience)],
+            max_time=args.max_time,
             checkpoint=args.checkpoints,
         )
         build(steps=args.steps, resume="auto").fit()

@@ -7,6 +7,7 @@ import functools
 import os
 import shutil
 import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -45,6 +46,14 @@ def need_tool(*names: str) -> None:
     if missing := [name for name in names if shutil.which(name) is None]:
         packages = " ".join(sorted({TOOLS.get(name, name) for name in missing}))
         _lack(f"not installed: {', '.join(missing)} (apt-get install {packages})")
+
+
+def need_vision() -> Path:
+    """The commands of .venv-vision, which has torchvision and another torch than the tests; only where it was made."""
+    commands = Path(__file__).parents[1] / ".venv-vision" / "bin"
+    if not (commands / "instep").exists():
+        _lack("there is no .venv-vision (make vision)")
+    return commands
 
 
 def need_root() -> None:
