@@ -414,7 +414,8 @@ def test_collectives_in_a_metric_are_refused() -> None:
 SCRIPT = """
     import torch
     import instep
-    from instep.train import Mean, evaluate
+    from instep.train.evaluation import evaluate
+    from instep.train.metrics import Mean
 
     def value(outputs, targets):
         if instep.rank() == 1:
