@@ -64,14 +64,12 @@ class Answer:
     payload: bytes  # the pickled value or exception
     traceback: str = ""  # of an exception
     at: float = 0.0  # when it was raised
+    is_step_error: bool = False
 
 
 def serve(fd: int) -> None:
     """Fork a supervisor for each job that comes over this socket, until the harness is gone."""
     # Imported here once, for all ranks: these take seconds.
-    import torch._dynamo  # what torch.optim asks for when the first optimizer is made
-    import torch.distributed.optim
-    import torch.utils.data
 
     import instep.train  # noqa: F401
 
@@ -265,4 +263,4 @@ def _failure(error: BaseException) -> Answer:
         pickle.loads(payload)
     except Exception:  # noqa: BLE001 (it cannot travel, for whatever reason: its text does)
         payload = cloudpickle.dumps(None)
-    return Answer(payload, text, at)
+    return Answer(payload, text, at, type(error).__name__ == "StepError")

@@ -138,7 +138,7 @@ def no_target() -> Any:
         return dict(zip("xy", map(torch.stack, zip(*samples, strict=True)), strict=True))
 
     options = cases.quiet(target="label", loader_options={"collate_fn": stack}, **GOOD)
-    return instep.Trainer(lambda: nn.Sequential(Fields()), cases.sgd, cases.data(8), **options)
+    return instep.Trainer(lambda: nn.Sequential(Fields(), nn.Linear(6, 4)), cases.sgd, cases.data(8), **options)
 
 
 def scaling_without_a_base() -> Any:

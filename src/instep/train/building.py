@@ -144,6 +144,8 @@ def _data(trainer: Trainer, saved: dict[str, Any]) -> None:
         divisor=trainer.strategy.gradient_divisor(session),
     )
     per_epoch = _steps_in(trainer.windows, batch.global_batch)
+    if per_epoch == 0:
+        raise checks.no_step(batch.global_batch)
     trainer.steps_per_epoch = per_epoch
     limits = [trainer.wanted_steps]
     if trainer.epochs is not None and per_epoch is not None:

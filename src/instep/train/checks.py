@@ -188,6 +188,15 @@ def monitored(name: str, results: Mapping[str, float]) -> float:
     return results[name]
 
 
+def no_step(global_batch: int) -> TrainError:
+    """The error for data that do not suffice for one step."""
+    return TrainError(
+        "An epoch has no step.",
+        evidence=[f"the training data give no global batch of {global_batch} samples"],
+        cure="A smaller batch, or drop_last=False.",
+    )
+
+
 def unknown_monitor(name: str, known: list[str]) -> TrainError:
     """The error for a monitor that nothing gives."""
     return TrainError(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from instep.comm import get_logger
-from instep.errors import TrainError
+from instep.train import checks
 from instep.train.preemption import Preempted
 from instep.train.state import Report
 from instep.train.ticks import Figures, Heard, Ticks, Word
@@ -97,11 +97,7 @@ class Loop:
             if progress.step == steps:
                 return self._end_of_steps()
         if fresh and progress.step == first:
-            raise TrainError(
-                "An epoch has no step.",
-                evidence=[f"the training data give no global batch of {trainer.global_batch} samples"],
-                cure="A smaller batch, or drop_last=False.",
-            )
+            raise checks.no_step(trainer.global_batch)
         return self._end_of_epoch()
 
     def _end_of_steps(self) -> str | None:

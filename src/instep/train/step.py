@@ -224,17 +224,20 @@ class Step:
 
     def _blame(self, window: Window | None) -> list[str]:
         """Which ranks' own gradients are bad: computed once more, each rank for itself, where that is possible."""
+        parameters = list(self.model.named_parameters())
+        reduced = [f"gradient of {name}, of all ranks" for name, one in parameters if _is_bad(one.grad)][:5]
         if self.strategy.collective_forward or window is None:
-            return [f"gradient of {name}" for name, one in self.model.named_parameters() if _is_bad(one.grad)][:5]
+            return reduced
         self.model.zero_grad(set_to_none=True)
         for micro in window.micros:
             if micro.weight:
                 with self.precision.autocast():
                     given = self.training_step(self.model, micro.batch)
                 (given if isinstance(given, Tensor) else given["loss"]).backward()
-        mine = [name for name, one in self.model.named_parameters() if _is_bad(one.grad)]
+        mine = [name for name, one in parameters if _is_bad(one.grad)]
         found = enumerate(gather_objects(mine[:5]))
-        return [f"rank {rank}{self._on(rank)}: gradient of {', '.join(names)}" for rank, names in found if names]
+        blamed = [f"rank {rank}{self._on(rank)}: gradient of {', '.join(names)}" for rank, names in found if names]
+        return blamed or reduced
 
     def _on(self, rank: int) -> str:
         return f" on {self.session.hosts[rank]}" if self.session.hosts else ""
