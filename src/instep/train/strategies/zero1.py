@@ -9,7 +9,7 @@ import torch
 
 from instep.comm import gather_objects
 from instep.errors import TrainError
-from instep.train.optimizers import refuse_states
+from instep.train.optimizers import fuse_all, refuse_states
 from instep.train.strategies.ddp import DDP
 from instep.train.strategies.states import bare, load_optimizer_state, optimizer_state
 
