@@ -71,11 +71,13 @@ class Checksummed(FileSystem):
 
     Attributes:
         written: by file name.
+        failure: what a write failed with. (torch.save then fails in its own way, and hides it.)
 
     """
 
     def __init__(self) -> None:
         super().__init__()
+        self.failure: OSError | None = None
         self.written: dict[str, Written] = {}
 
     @contextmanager
@@ -83,7 +85,10 @@ class Checksummed(FileSystem):
         """Open a file; what is written into it is counted and summed up."""
         with Path(path).open(mode) as stream:
             counted = _Counted(stream)
-            yield counted
+            try:
+                yield counted
+            finally:
+                self.failure = self.failure or counted.failure
         self.written[Path(path).name] = Written(counted.size, counted.crc)
 
     def rename(self, path: str | os.PathLike[str], new_path: str | os.PathLike[str]) -> None:
@@ -99,12 +104,17 @@ class _Counted(io.RawIOBase):
     def __init__(self, stream: Any) -> None:
         self._stream = stream
         self.size = self.crc = 0
+        self.failure: OSError | None = None
 
     def writable(self) -> bool:
         return True
 
     def write(self, data: Any) -> int:
-        self._stream.write(data)
+        try:
+            self._stream.write(data)
+        except OSError as error:
+            self.failure = self.failure or error
+            raise
         view = memoryview(data)
         self.crc = zlib.crc32(view, self.crc)
         self.size += view.nbytes

@@ -60,10 +60,10 @@ class Search:
                 choice = main_decides(self._session, lambda: self._choose(which))
                 if choice is None:
                     return None
-                looks = gather_objects((socket.gethostname(), *self._look(choice)))
+                looks = gather_objects((socket.gethostname(), *self._look(choice), str(self._path)))
                 self._all_see(choice, looks)
                 wrong = [
-                    f"{text} (seen by rank {rank} on {host})" for rank, (host, _, text) in enumerate(looks) if text
+                    f"{text} (seen by rank {rank} on {host})" for rank, (host, _, text, _) in enumerate(looks) if text
                 ]
                 if not wrong:
                     hold, self._hold = self._hold, None
@@ -188,13 +188,13 @@ class Search:
         mine = sorted(choice.manifest["files"])[self._session.rank :: self._session.world_size]
         return True, ", ".join(manifest.corrupt(folder, choice.manifest, mine)[:_SHOWN])
 
-    def _all_see(self, choice: _Choice, looks: list[tuple[str, bool, str]]) -> None:
-        blind = [f"rank {rank} on {host}: {text}" for rank, (host, sees, text) in enumerate(looks) if not sees]
+    def _all_see(self, choice: _Choice, looks: list[tuple[str, bool, str, str]]) -> None:
+        blind = [f"rank {rank} on {host}: {text}" for rank, (host, sees, text, _) in enumerate(looks) if not sees]
         if blind:
             raise CheckpointError(
                 f"Not all ranks see the checkpoint {choice.where} that the main rank has chosen.",
                 evidence=[
-                    f"rank 0 on {looks[0][0]} sees it in {self._path}",
+                    f"rank 0 on {looks[0][0]} sees it in {looks[0][3]}",
                     *blind[:_SHOWN],
                     f"waited {self._within_s:g} s for it",
                 ],

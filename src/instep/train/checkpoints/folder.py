@@ -265,7 +265,8 @@ class CheckpointFolder:
         state, common = content.Parts(tensors), content.Parts(shared if session.is_main else {}, reading.SHARED)
         problems = state.problems + [f"shared: {one}" for one in common.problems]
         if not content.comes_back(own):
-            problems += [f"own: {one}" for one in content.Parts(own).problems]
+            found = content.Parts(own).problems or ["torch.load(weights_only=True) does not take it"]
+            problems += [f"own: {one}" for one in found]
         bad_step = isinstance(step, bool) or not isinstance(step, int) or step < 0
         everything = state.tensors | common.tensors
         facts = gather_objects(
@@ -338,14 +339,14 @@ class CheckpointFolder:
         unseen = writing.wait_until_empty(
             lambda: [] if _sees(path) else [str(self.path)], 0.0 if session.is_main else self.visible_within_s
         )
-        looks = gather_objects((socket.gethostname(), unseen))
-        blind = [f"rank {rank} on {host}: {one[0]}" for rank, (host, one) in enumerate(looks) if one]
+        looks = gather_objects((socket.gethostname(), unseen, str(path)))
+        blind = [f"rank {rank} on {host}: {one[0]}" for rank, (host, one, _) in enumerate(looks) if one]
         try:
             if blind:
                 raise CheckpointError(
                     "Not all ranks see the folder of the checkpoints.",
                     evidence=[
-                        f"rank 0 on {looks[0][0]} has made {path}",
+                        f"rank 0 on {looks[0][0]} has made {looks[0][2]}",
                         *(f"{one}: it is not there" for one in blind[:10]),
                     ],
                     cure="Give a folder that all machines share (NFS).",

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.distributed.checkpoint import FileSystemReader
+from torch.distributed.checkpoint.api import CheckpointException  # a BaseException
 
 from instep.comm.logs import get_logger
 from instep.comm.objects import gather_objects
@@ -174,7 +175,7 @@ def _read_tensors(found: Found, tensors: dict[str, Tensor], session: Session) ->
             process_group=session.group,
             no_dist=session.world_size == 1,
         )
-    except Exception as error:  # noqa: BLE001  # whatever it was on whichever rank
+    except (Exception, CheckpointException) as error:  # noqa: BLE001  # whatever it was on whichever rank
         # The same on all ranks: torch.distributed.checkpoint tells every rank of a failure.
         failures = getattr(error, "failures", {0: (error, None)})
         lines = [f"rank {rank}: {type(one[0]).__name__}: {one[0]}"[:300] for rank, one in failures.items()]

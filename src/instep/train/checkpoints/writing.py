@@ -23,6 +23,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from torch.distributed.checkpoint.api import CheckpointException  # a BaseException
+
 from instep.train.checkpoints import files, holding, listing, manifest, names, retention
 
 if TYPE_CHECKING:
@@ -99,6 +101,7 @@ def carry_out(save: Save, path: Path, peers: Peers, *, keep: int, visible_within
     """
     partial = path / save.name
     written: dict[str, Written] = {}
+    counted = files.Checksummed()
     problem = save.problem
     if not problem:
         try:
@@ -107,9 +110,10 @@ def carry_out(save: Save, path: Path, peers: Peers, *, keep: int, visible_within
             problem = _reason(error)
     try:
         # Entered by every rank, also by one with a problem: the others would wait for it.
-        written |= _write_tensors(partial, {} if problem else save.tensors, peers)
-    except Exception as error:  # noqa: BLE001  # DCP raises the same on all ranks, whatever it was
-        problem = problem or _reason_of_dcp(error, peers.rank)
+        _write_tensors(partial, {} if problem else save.tensors, peers, counted)
+        written |= counted.written
+    except (Exception, CheckpointException) as error:  # noqa: BLE001  # whatever it was; DCP tells all ranks of it
+        problem = problem or _reason(counted.failure or _part_in(error, peers.rank))
     reports = peers.gather((socket.gethostname(), problem, written))
     outcome = Outcome(problems=_problems(reports))
     if peers.is_main:
@@ -131,15 +135,14 @@ def _write_own(partial: Path, save: Save, peers: Peers) -> dict[str, Written]:
     return written
 
 
-def _write_tensors(partial: Path, tensors: dict[str, Tensor], peers: Peers) -> dict[str, Written]:
+def _write_tensors(partial: Path, tensors: dict[str, Tensor], peers: Peers, counted: files.Checksummed) -> None:
     import torch.distributed.checkpoint as dcp
 
     hush_dcp()
     writer = dcp.FileSystemWriter(partial)
-    writer.fs = counted = files.Checksummed()
+    writer.fs = counted
     planner = dcp.DefaultSavePlanner(flatten_state_dict=False)
     dcp.save(tensors, storage_writer=writer, planner=planner, process_group=peers.group, no_dist=peers.group is None)
-    return counted.written
 
 
 def hush_dcp() -> None:
@@ -248,15 +251,17 @@ def _make_room(target: Path, step: int) -> Path | None:
     return replaced
 
 
-def _reason_of_dcp(error: Exception, rank: int) -> str:
+def _part_in(error: BaseException, rank: int) -> BaseException | None:
     """What went wrong on this rank, of a failure that torch.distributed.checkpoint has told to all."""
     failures = getattr(error, "failures", None)
     if failures is None:
-        return _reason(error)
-    return _reason(failures[rank][0]) if rank in failures else ""
+        return error
+    return failures[rank][0] if rank in failures else None
 
 
-def _reason(error: BaseException) -> str:
+def _reason(error: BaseException | None) -> str:
+    if error is None:
+        return ""
     if isinstance(error, OSError) and error.strerror:
         return f"{error.strerror}: {error.filename}" if error.filename else error.strerror
     text = str(error).strip()
