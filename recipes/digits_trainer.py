@@ -15,9 +15,7 @@ import instep
 
 
 def main() -> None:
-    with instep.init(), instep.main_first():
-        train_data, test_data = load_data()
-
+    train_data, test_data = load_data()
     trainer = instep.Trainer(
         resnet,  # a function: every rank makes the same weights of it
         lambda parameters: torch.optim.SGD(parameters, 0.03, momentum=0.9, weight_decay=5e-4, nesterov=True),

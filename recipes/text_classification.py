@@ -120,7 +120,7 @@ class Classifier(nn.Module):
         )
         self.out = nn.Linear(width, len(PACKAGES))
         for table in (self.word, self.place):
-            nn.init.normal_(table.weight, std=0.1)  # torch's 1 drowns what so few texts can teach: 68 % in place of 79
+            nn.init.normal_(table.weight, std=0.1)  # torch's 1 drowns what so few texts can teach: 68 % right, not 80
 
     def forward(self, words: Tensor, lengths: Tensor) -> Tensor:
         """Words [N, L] and lengths [N] -> [N, packages]. The names say which fields of a batch it gets."""
