@@ -52,12 +52,16 @@ UNSAVABLE = {
 }
 
 
-@pytest.mark.parametrize("where", ["tensors", "shared", "own"])
-@pytest.mark.parametrize("kind", UNSAVABLE)
+# The file of a rank's own state is read by torch.load alone, which takes these.
+OWN = {"two of one name", "meta tensor", "sparse tensor", "cycle"}
+CASES = [
+    (kind, where) for kind in UNSAVABLE for where in ("tensors", "shared", "own") if where != "own" or kind not in OWN
+]
+
+
+@pytest.mark.parametrize(("kind", "where"), CASES)
 def test_what_cannot_be_saved_is_named_before_anything_is_written(tmp_path: Path, kind: str, where: str) -> None:
     state, words = UNSAVABLE[kind]
-    if where == "own" and kind in ("two of one name", "meta tensor", "sparse tensor", "cycle"):
-        pytest.skip("a file of its own, read by torch.load alone: it takes these")
     given: dict[str, Any] = {"tensors": {}, "shared": {}, "own": {}} | {where: state}
     folder = CheckpointFolder(tmp_path / "checkpoints")
     with pytest.raises(CheckpointError, match=words) as caught:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from instep.comm.leave import let_threads_come_to_rest
 from instep.comm.objects import broadcast_object
+from instep.comm.session import initialized_dist
 from instep.errors import CheckpointError, InstepError
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ _WRITE_WITHIN = timedelta(hours=2)  # the others may have much more to write, ov
 
 
 class Peers:
-    """A gloo group of all ranks. Making one is a collective; in a world of one there is none.
+    """A gloo group of all ranks. Making one is a collective. A process without torch.distributed has none, and needs none.
 
     Args:
         session: the world.
@@ -31,7 +32,7 @@ class Peers:
     def __init__(self, session: Session) -> None:
         self.rank, self.world_size = session.rank, session.world_size
         self.group: ProcessGroup | None = None
-        if self.world_size > 1:
+        if initialized_dist() is not None:  # also in a world of one, whose backend may be NCCL
             import torch.distributed as dist
 
             self.group = dist.new_group(backend="gloo", timeout=_WRITE_WITHIN)

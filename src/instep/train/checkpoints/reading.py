@@ -173,7 +173,6 @@ def _read_tensors(found: Found, tensors: dict[str, Tensor], session: Session) ->
             storage_reader=_Reader(found.path),
             planner=dcp.DefaultLoadPlanner(flatten_state_dict=False),
             process_group=session.group,
-            no_dist=session.world_size == 1,
         )
     except (Exception, CheckpointException) as error:  # noqa: BLE001  # whatever it was on whichever rank
         # The same on all ranks: torch.distributed.checkpoint tells every rank of a failure.

@@ -142,7 +142,7 @@ def _write_tensors(partial: Path, tensors: dict[str, Tensor], peers: Peers, coun
     writer = dcp.FileSystemWriter(partial)
     writer.fs = counted
     planner = dcp.DefaultSavePlanner(flatten_state_dict=False)
-    dcp.save(tensors, storage_writer=writer, planner=planner, process_group=peers.group, no_dist=peers.group is None)
+    dcp.save(tensors, storage_writer=writer, planner=planner, process_group=peers.group)
 
 
 def hush_dcp() -> None:
