@@ -14,7 +14,7 @@ from instep.train.callbacks import (
 from instep.train.checkpoints import CheckpointFolder, Checkpoints, export
 from instep.train.evaluation import evaluate
 from instep.train.events import Callback, on
-from instep.train.metrics import Accuracy, Metric
+from instep.train.metrics import Accuracy, Mean, Metric
 from instep.train.prediction import predict
 from instep.train.preemption import Preempted
 from instep.train.state import Progress, Report
@@ -34,6 +34,7 @@ __all__ = [
     "Fit",
     "GradientStats",
     "LearningRates",
+    "Mean",
     "Metric",
     "MetricsLog",
     "Preempted",

@@ -83,6 +83,10 @@ class Saver:
             if path is not None:
                 _log.info("exported the weights: %s", path)
 
+    def abandon(self) -> None:
+        """After an error on this rank, perhaps alone: give a save that is under way a few seconds. No collective."""
+        self.folder.close(wait=False)
+
     def path_of(self, step: int) -> Path:
         """Where the checkpoint of a step lies."""
         return self.folder.path / f"step-{step}"

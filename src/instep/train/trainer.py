@@ -345,6 +345,8 @@ class Trainer:
                 raise
             except BaseException as error:
                 self.events.send("exception", self, error)
+                if self.saver is not None:
+                    self.saver.abandon()
                 raise
             finally:
                 self._is_fitting = False
