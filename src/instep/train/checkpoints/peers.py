@@ -22,7 +22,7 @@ _WRITE_WITHIN = timedelta(hours=2)  # the others may have much more to write, ov
 
 
 class Peers:
-    """A gloo group of all ranks. Making one is a collective. A process without torch.distributed has none, and needs none.
+    """A gloo group of all ranks. Making one is a collective; a process without torch.distributed has and needs none.
 
     Args:
         session: the world.
@@ -32,7 +32,7 @@ class Peers:
     def __init__(self, session: Session) -> None:
         self.rank, self.world_size = session.rank, session.world_size
         self.group: ProcessGroup | None = None
-        if initialized_dist() is not None:  # also in a world of one, whose backend may be NCCL
+        if initialized_dist() is not None:  # also in a world of one, whose own group may be NCCL's
             import torch.distributed as dist
 
             self.group = dist.new_group(backend="gloo", timeout=_WRITE_WITHIN)

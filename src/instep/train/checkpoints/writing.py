@@ -150,7 +150,7 @@ def hush_dcp() -> None:
 
     A filter for good: ``warnings.catch_warnings`` is not for programs with threads.
     """
-    message = "torch.distributed is disabled, unavailable or uninitialized"
+    message = "torch.distributed is (disabled, )?unavailable or uninitialized"
     if not any(one[1] is not None and one[1].pattern == message for one in warnings.filters):
         warnings.filterwarnings("ignore", message=message)
 
