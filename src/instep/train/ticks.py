@@ -8,16 +8,19 @@ half a second (or one step, where a step takes longer).
 from __future__ import annotations
 
 import math
+import pickle
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from instep.comm import gather_objects
+from instep.comm.session import together
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 HEEDED_WITHIN_S = 0.5
 _MOST_STEPS = 10_000
+_ROOM = 1024  # bytes of a word that travel at once
 
 
 @dataclass(frozen=True)
@@ -122,7 +125,7 @@ class Ticks:
 
     def exchange(self, word: Word, step: int) -> Heard:
         """All ranks come with their words at the same step. Sets when the next tick is due."""
-        words = tuple(gather_objects(word))
+        words = tuple(_gather(word))
         slowest = max(one.pace_s for one in words)
         if slowest > 0:
             # At most four times as far as before: the first steps of a run tell little.
@@ -133,6 +136,24 @@ class Ticks:
             self._next_report = step - step % self.log_every + self.log_every
         self.due = min(self._next, self._next_report)
         return Heard(words, _first(words, "stop"), _first(words, "preempt"))
+
+
+def _gather(word: Word) -> list[Word]:
+    """The words of all ranks: in one collective where they are short, as nearly always; gather_objects takes two."""
+    session = together("Trainer.fit")
+    if session.world_size == 1:
+        return [word]
+    import torch
+    import torch.distributed as dist
+
+    told = pickle.dumps(word)
+    sent = bytearray((len(told).to_bytes(8, "little") + told[:_ROOM]).ljust(8 + _ROOM))
+    table = torch.empty(session.world_size, len(sent), dtype=torch.uint8)
+    dist.all_gather(list(table), torch.frombuffer(sent, dtype=torch.uint8), group=session.group)
+    rows = [row.tobytes() for row in table.numpy()]
+    if max(int.from_bytes(row[:8], "little") for row in rows) > _ROOM:
+        return gather_objects(word)
+    return [pickle.loads(row[8:]) for row in rows]  # noqa: S301  # from a rank of this program
 
 
 def _first(words: Sequence[Any], wish: str) -> str | None:
