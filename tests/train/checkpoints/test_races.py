@@ -192,6 +192,7 @@ def test_a_live_job_in_the_same_folder_loses_nothing(tmp_path: Path) -> None:
         alive, dead = tmp_path / f"{mine}-{other.pid}-{born}-0", tmp_path / f"{mine}-{other.pid}-{born - 1}-0"
         elsewhere = tmp_path / ".step-3.partial-otherhost-1-77-88-0"
         silent = tmp_path / ".step-4.partial-otherhost-1-77-88-0"
+        (tmp_path / dead.name.replace("step-3.partial", "step-0.seen")).write_bytes(b"")
         for one in (alive, dead, elsewhere, silent):
             one.mkdir()
         os.utime(silent, (time.time() - 7200,) * 2)

@@ -37,7 +37,7 @@ def write_new(path: Path, data: bytes) -> Written:
 
 def replace(path: Path, data: bytes) -> None:
     """Give a file new content: a reader sees the old or the new one, never a part."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    beside = path.with_name(f".{path.name}.new")  # one name: a killed process leaves one at most
     try:
         write_new(beside, data)
         beside.replace(path)

@@ -357,7 +357,7 @@ class CheckpointFolder:
 
     def _make_token(self) -> str:
         self.path.mkdir(parents=True, exist_ok=True)
-        token = self.path / names.aside(0, "partial").replace(".step-0.partial", ".seen")
+        token = self.path / names.aside(0, "seen")
         files.write_new(token, b"")
         for name in retention.sweep(self.path, token.stat().st_mtime):
             get_logger("instep").info("removed %s: the process that wrote it is gone", self.path / name)

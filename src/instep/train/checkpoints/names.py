@@ -2,7 +2,7 @@
 
 ``step-N`` stands: it was renamed to that when it was whole. Beside it are hidden folders that one process is at work
 on: ``.step-N.partial-OWNER`` is being written, ``.step-N.replaced-OWNER`` makes room for a new one of the same step,
-``.step-N.removed-OWNER`` is being deleted.
+``.step-N.removed-OWNER`` is being deleted. (``.step-0.seen-OWNER`` is an empty file that all ranks have to see.)
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from pathlib import Path
 from typing import Literal
 
 _STEP = re.compile(r"step-(0|[1-9]\d*)")
-_ASIDE = re.compile(r"\.step-(\d+)\.(partial|replaced|removed)-(.+)-(\d+)-(\d+)-(\d+)-(\d+)")
+_ASIDE = re.compile(r"\.step-(\d+)\.(partial|replaced|removed|seen)-(.+)-(\d+)-(\d+)-(\d+)-(\d+)")
 _numbers = itertools.count()
-Why = Literal["partial", "replaced", "removed"]
+Why = Literal["partial", "replaced", "removed", "seen"]
 
 
 @dataclass(frozen=True)
 class Aside:
-    """What the name of a hidden folder says.
+    """What a hidden name says.
 
     Attributes:
         name: the name.

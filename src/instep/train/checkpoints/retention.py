@@ -76,6 +76,9 @@ def sweep(path: Path, now: float) -> list[str]:
         if aside.why == "replaced" and not target.exists():
             (path / name).rename(target)
             continue
+        if aside.why == "seen":
+            (path / name).unlink(missing_ok=True)
+            continue
         shutil.rmtree(path / name, ignore_errors=True)
         if aside.why == "partial":
             gone.append(name)
