@@ -24,6 +24,7 @@ from tests.train.strategies.cases import (
     difference,
     momentum,
     network,
+    possible,
     windows,
 )
 
@@ -52,7 +53,7 @@ def test_half_precision_is_near_float32(precision: str) -> None:
 class TestR10:
     """Accumulation, clipping and the scaler: once per step each, whatever the micro-batches."""
 
-    @pytest.mark.parametrize("strategy", ["ddp", "zero1", "fsdp"])
+    @pytest.mark.parametrize("strategy", possible("ddp", "zero1", "fsdp"))
     def test_R10_unscale_once_and_reduce_once_per_step(self, strategy: str) -> None:
         def work() -> tuple[dict[str, torch.Tensor], list[float], int, int]:
             def unscale(optimizer: torch.optim.Optimizer) -> None:
@@ -85,7 +86,7 @@ class TestR10:
     def test_R10_an_overflow_on_one_rank_skips_the_step_on_all(self, precision: str) -> None:
         def work() -> list[Any]:
             results = []
-            for strategy in ("ddp", "zero1", "fsdp"):
+            for strategy in possible("ddp", "zero1", "fsdp"):
                 training = Training(blocks(strategy), precision=precision)
                 for number, window in enumerate(windows(2, 2)):
                     before = training.weights()

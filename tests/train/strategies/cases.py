@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -17,6 +18,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from instep.comm import Session
+
+# torch 2.6 shards on GPUs only.
+SHARDS_ON_CPU = hasattr(torch.cpu.Stream, "record_event")
+needs_sharding = pytest.mark.skipif(not SHARDS_ON_CPU, reason=f"fully_shard of torch {torch.__version__} needs a GPU")
 
 STEPS = 5
 ROWS = 4  # samples of a micro-batch
@@ -46,6 +51,11 @@ def blocks(name: str) -> str | Strategy:
     """The strategy of that name; FSDP with blocks, which the small network would not have by default."""
     kinds = {"fsdp": FSDP, "hsdp": HSDP}
     return kinds[name](blocks=[nn.Linear, nn.Sequential]) if name in kinds else name
+
+
+def possible(*names: str) -> list[str]:
+    """Those of the strategies that this torch can do on the CPU."""
+    return [name for name in names if SHARDS_ON_CPU or name not in ("fsdp", "hsdp")]
 
 
 def windows(accumulate: int, world_size: int, steps: int = STEPS) -> Iterator[list[list[tuple[Tensor, Tensor]]]]:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from instep.errors import TrainError
 from instep.train.strategies import DDP, FSDP, HSDP, Strategy, Zero1, resolve
 from tests.harness import run_ranks
-from tests.train.strategies.cases import CLIP, Training, adamw, alone, difference, momentum, windows
+from tests.train.strategies.cases import CLIP, SHARDS_ON_CPU, Training, adamw, alone, difference, momentum, windows
 from tests.train.strategies.test_equal import address_of_this_machine
 
 
@@ -99,15 +99,18 @@ def test_hooks_are_near_one_process(hook: Any, tolerance: float) -> None:
 
 
 def refusals() -> list[tuple[Strategy, str]]:
+    sharding = [
+        (HSDP(shard_ranks=2), "3 ranks cannot be divided into groups of 2"),
+        (HSDP(), "nodes have different numbers of ranks"),
+        (FSDP(blocks=[nn.Conv2d]), "no Conv2d to make blocks of"),
+        (FSDP(offload=True), "where they already are"),
+    ]
     return [
         (DDP(comm_hook="bf16"), "gloo cannot sum bf16 gradients: the hook comm_hook='bf16' needs NCCL"),
         (Zero1(comm_hook="bf16"), "gloo cannot sum bf16"),
         (DDP(comm_hook="fp8"), "no communication hook 'fp8'"),  # type: ignore[arg-type]
         (DDP(comm_hook="powersgd", powersgd_start=1), "powersgd_start=1"),
-        (HSDP(shard_ranks=2), "3 ranks cannot be divided into groups of 2"),
-        (HSDP(), "nodes have different numbers of ranks"),
-        (FSDP(blocks=[nn.Conv2d]), "no Conv2d to make blocks of"),
-        (FSDP(offload=True), "where they already are"),
+        *(sharding if SHARDS_ON_CPU else [(one, "needs a newer torch on the CPU") for one, _ in sharding]),
     ]
 
 
@@ -122,7 +125,7 @@ def test_what_cannot_be_done_is_refused_before_training() -> None:
             Training("ddp", momentum, model=nn.Linear(6, 3).requires_grad_(False))
         with pytest.raises(TrainError, match="does not go together with accumulation"):
             Training(DDP(static_graph=True)).run(accumulate=2)
-        with pytest.raises(TrainError, match="makes its states when it is made"):
+        with pytest.raises(TrainError, match="makes its states when it is made" if SHARDS_ON_CPU else "newer torch"):
             Training("fsdp", torch.optim.Adagrad)
         return said
 
@@ -135,11 +138,13 @@ def test_what_cannot_be_done_is_refused_before_training() -> None:
 def test_static_graph_frozen_and_uneven_groups() -> None:
     def work() -> tuple[dict[str, Tensor], ...]:
         static = Training(DDP(static_graph=True, gradient_as_bucket_view=False, broadcast_buffers=False)).run()
+        zero = Training(Zero1(parameters_as_bucket_view=False), instance=False, fused=False).run(accumulate=3)
+        if not SHARDS_ON_CPU:
+            return static.weights(), zero.weights()
         made = Training(FSDP(reshard_after_forward=False), instance=False).run(accumulate=3)
         shared = Training(HSDP(shard_ranks=2)).run(accumulate=3)
-        zero = Training(Zero1(parameters_as_bucket_view=False), instance=False, fused=False).run(accumulate=3)
-        return static.weights(), made.weights(), shared.weights(), zero.weights()
+        return static.weights(), zero.weights(), made.weights(), shared.weights()
 
     results = run_ranks(work, 4, limit_s=120)[0]
-    for weights, accumulate in zip(results, (1, 3, 3, 3), strict=True):
+    for weights, accumulate in zip(results, (1, 3, 3, 3), strict=False):
         assert difference(weights, alone(adamw, accumulate, 4)[0]) < 1e-6

@@ -13,7 +13,7 @@ from torch import nn
 from instep.errors import TrainError
 from instep.train.strategies.states import load_optimizer_state, optimizer_state
 from tests.harness import run_ranks
-from tests.train.strategies.cases import OPTIMIZERS, Training, adamw, blocks, difference, network, windows
+from tests.train.strategies.cases import OPTIMIZERS, Training, adamw, blocks, difference, network, possible, windows
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -37,14 +37,14 @@ def uninterrupted(name: str) -> dict[str, torch.Tensor]:
 def save(folder: Path, strategy: str, name: str, count: int = 2) -> dict[str, torch.Tensor]:
     training = steps(Training(blocks(strategy), OPTIMIZERS[name]), 0, count)
     training.optimizer.param_groups[0]["lr"] *= 0.5  # as a schedule would have done
-    dcp.save(training.strategy.state(training.wrapped, training.optimizer), checkpoint_id=folder, no_dist=_alone())
+    dcp.save(training.strategy.state(training.wrapped, training.optimizer), checkpoint_id=folder)
     return training.weights()
 
 
 def go_on(folder: Path, strategy: str, name: str, count: int = 2) -> tuple[dict[str, torch.Tensor], float]:
     training = Training(blocks(strategy), OPTIMIZERS[name])
     state = training.strategy.state(training.wrapped, training.optimizer)
-    dcp.load(state, checkpoint_id=folder, no_dist=_alone())
+    dcp.load(state, checkpoint_id=folder)
     training.strategy.load_state(training.wrapped, training.optimizer, state)
     rate = training.optimizer.param_groups[0]["lr"]
     for group in training.optimizer.param_groups:
@@ -52,15 +52,11 @@ def go_on(folder: Path, strategy: str, name: str, count: int = 2) -> tuple[dict[
     return steps(training, count, 4).weights(), rate
 
 
-def _alone() -> bool:
-    return not torch.distributed.is_initialized()
-
-
 @pytest.mark.parametrize("name", list(OPTIMIZERS))
 def test_R19_saved_by_one_strategy_and_gone_on_with_by_others(name: str, tmp_path: Path) -> None:
     expected = uninterrupted(name)
     rate = OPTIMIZERS[name](network().parameters()).param_groups[0]["lr"] / 2
-    savers = ["ddp", "zero1", "fsdp"]
+    savers = possible("ddp", "zero1", "fsdp")
 
     def saving() -> None:
         for saver in savers:
@@ -70,7 +66,7 @@ def test_R19_saved_by_one_strategy_and_gone_on_with_by_others(name: str, tmp_pat
         return [(saver, loader, *go_on(tmp_path / saver, loader, name)) for saver in savers for loader in loaders]
 
     run_ranks(saving, 2, limit_s=120)
-    results = loading(["ddp"]) + run_ranks(loading, 4, ["zero1", "fsdp"], limit_s=120)[0]
+    results = loading(["ddp"]) + run_ranks(loading, 4, possible("zero1", "fsdp"), limit_s=120)[0]
     for saver, loader, weights, got in results:
         assert got == pytest.approx(rate), (saver, loader)
         assert difference(weights, expected) < 1e-6, (saver, loader)
@@ -156,7 +152,7 @@ def test_parameters_grouped_in_another_way() -> None:
         load_optimizer_state(model, one, optimizer_state(model, other))
 
 
-@pytest.mark.parametrize("strategy", ["zero1", "fsdp"])
+@pytest.mark.parametrize("strategy", possible("zero1", "fsdp"))
 def test_an_optimizer_that_has_stepped_is_refused(strategy: str) -> None:
     def work() -> None:
         model = network()

@@ -67,9 +67,10 @@ class FSDP(Strategy):
         fused: bool = True,
     ) -> tuple[nn.Module, Optimizer]:
         """Shard the model in place, and let the optimizer work on the parts."""
+        self._check(session)
         mesh = self._mesh(session)
         if not isinstance(optimizer, torch.optim.Optimizer):
-            self._shard(model, mesh, session, precision)
+            self._shard(model, mesh, precision)
             return model, build(optimizer, model, fused=fused)
         made = build(optimizer, model, fused=False)
         refuse_states(made, self.name)
@@ -80,7 +81,7 @@ class FSDP(Strategy):
                 f"torch.optim.{type(made).__name__}(parameters)",
             )
         before = {one: name for name, one in model.named_parameters()}
-        self._shard(model, mesh, session, precision)
+        self._shard(model, mesh, precision)
         after = dict(model.named_parameters())
         for group in made.param_groups:
             group["params"] = [after[before[one]] for one in group["params"]]
@@ -88,20 +89,28 @@ class FSDP(Strategy):
             fuse_all(made, model)
         return model, made
 
-    def _mesh(self, session: Session) -> DeviceMesh:
-        from torch.distributed.device_mesh import init_device_mesh
-
-        return init_device_mesh(session.device.type, (session.world_size,), mesh_dim_names=("shard",))
-
-    def _shard(self, model: nn.Module, mesh: DeviceMesh, session: Session, precision: Precision) -> None:
-        from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
-
+    def _check(self, session: Session) -> None:
+        if session.device.type == "cpu" and not hasattr(torch.cpu.Stream, "record_event"):
+            raise TrainError(
+                f"{self.name} needs a newer torch on the CPU: the fully_shard of this one works on GPUs only.",
+                evidence=[f"torch {torch.__version__}", f"device: {session.device}"],
+                cure="strategy='ddp' or 'zero1', or a newer torch.",
+            )
         if self.offload and session.device.type == "cpu":
             raise TrainError(
                 "offload=True keeps parameters in the CPU's memory, where they already are.",
                 evidence=[f"device: {session.device}"],
                 cure=f"strategy={self.name!r}, without offload",
             )
+
+    def _mesh(self, session: Session) -> DeviceMesh:
+        from torch.distributed.device_mesh import init_device_mesh
+
+        return init_device_mesh(session.device.type, (session.world_size,), mesh_dim_names=("shard",))
+
+    def _shard(self, model: nn.Module, mesh: DeviceMesh, precision: Precision) -> None:
+        from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+
         # Parameters travel as what autocast computes in; gradients are summed as float32, the parameters' own type.
         policy = MixedPrecisionPolicy(param_dtype=precision.dtype, reduce_dtype=torch.float32)
         if precision.dtype is None:
