@@ -66,10 +66,11 @@ def load_data(folder: Path, size: int) -> tuple[ImageFolder, ImageFolder]:
 # The model and its step
 
 
-def make_model(arch: str, classes: int) -> nn.Module:
+def make_model(arch: str, classes: int, *, channels_last: bool) -> nn.Module:
     """A network of torchvision, (N, 3, H, W) -> (N, classes). Its convolutions pass channels-last on to the images."""
     model: nn.Module = models.get_model(arch, weights=None, num_classes=classes)
-    model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch has it, and forgot to say so
+    if channels_last:
+        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch has it, and forgot to say so
     return model
 
 
@@ -150,7 +151,8 @@ def main() -> None:
         steps_per_epoch = max(1, len(train) // (args.batch_size * args.accumulate * session.world_size))
         averages: list[Callback] = [EMA(args.ema, buffers="average")] if args.ema > 0 else []
         trainer = Trainer(
-            lambda: make_model(args.arch, classes),
+            # torch's fully_shard takes only weights that lie in memory in the plain order.
+            lambda: make_model(args.arch, classes, channels_last=args.strategy in ("ddp", "zero1")),
             make_optimizer(args.lr, args.weight_decay),
             train,
             training_step=Mixing(classes, smoothing=args.label_smoothing, mixup=args.mixup, cutmix=args.cutmix),
