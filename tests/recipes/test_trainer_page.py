@@ -42,11 +42,8 @@ def test_the_blocks_give_the_same_on_one_rank_and_on_two(tmp_path: Path) -> None
         assert main[name] == pytest.approx(alone[name], abs=1e-4), name
         assert other[name] == main[name], name
     assert alone["steps"] == main["steps"] == other["steps"] == [69, 20, 40, 10]
-    assert (alone["lines"], main["lines"], other["lines"]) == (
-        5,
-        5,
-        0,
-    )  # four every 10 steps, one at the end of the epoch
+    # One report every 10 steps, and one at the end of the epoch.
+    assert (alone["lines"], main["lines"], other["lines"]) == (5, 5, 0)
     assert (alone["predicted"], main["predicted"], other["predicted"]) == (True, True, False)
 
 
