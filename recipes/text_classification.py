@@ -21,7 +21,6 @@ import ast
 import re
 import sysconfig
 from collections import Counter
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -152,8 +151,7 @@ def main() -> None:
 
     with instep.init() as session:
         train, choose, test, vocabulary = load_data(args.longest)
-        build = partial(
-            instep.Trainer,
+        trainer = instep.Trainer(
             lambda: Classifier(vocabulary, args.longest),
             lambda parameters: torch.optim.AdamW(parameters, lr=args.lr, weight_decay=0.05),
             train,
@@ -172,13 +170,12 @@ def main() -> None:
             callbacks=[instep.train.EarlyStop("accuracy", larger_is_better=True, patience=args.patience)],
             max_time=args.max_time,
             checkpoint=args.checkpoints,
+            steps=args.steps,
+            resume="auto",
         )
-        build(steps=args.steps, resume="auto").fit()
-
-        # No step more, but from the best checkpoint: a trainer that has its weights.
-        best = build(steps=0, resume="best", summary=False, progress=False)
-        best.fit()
-        results = best.evaluate(test)
+        trainer.fit()
+        trainer.load("best")
+        results = trainer.evaluate(test)
         if session.is_main:
             accuracy = results["accuracy"]
             print(f"test accuracy {accuracy:.2%} ({round(accuracy * len(test))} of {len(test)} texts)")

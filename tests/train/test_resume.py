@@ -249,3 +249,27 @@ def train_full(folder: Any, stop: int | None, options: dict[str, Any]) -> Any:
     except KeyboardInterrupt:
         return None
     return trainer.strategy.full_model_state(trainer.wrapped)
+
+
+def test_the_best_weights_can_be_had_without_training(tmp_path: Path) -> None:
+    def trainer(**options: Any) -> instep.Trainer:
+        given = cases.quiet(global_batch=8, epochs=4, eval_data=cases.data(40, seed=5), seed=1)
+        return instep.Trainer(
+            cases.net, cases.adamw, cases.data(64), metrics={"accuracy": instep.train.Accuracy()}, monitor="accuracy",
+            **given, **options,
+        )  # fmt: skip
+
+    def work() -> Any:
+        trained = trainer(checkpoint=tmp_path / "c")
+        end = trained.fit()
+        again = trainer(checkpoint=tmp_path / "c")
+        again.load("best")
+        best = again.evaluate()["accuracy"]
+        latest = trainer(checkpoint=tmp_path / "c", resume="latest")
+        untrained = trainer()
+        return end.best, best, latest.evaluate(), end.results, untrained.evaluate()
+
+    for best, loaded, latest, last, untrained in run_ranks(work, 2):
+        assert best[0] == loaded
+        assert latest == last
+        assert untrained["loss"] > latest["loss"]

@@ -189,7 +189,7 @@ def evaluation_loader(trainer: Trainer, data: Any) -> ShardedLoader:
     size = trainer.eval_batch_size or trainer.batch_size_per_rank or _EVAL_BATCH
     options = {
         name: value
-        for name, value in trainer.loader_options.items()
+        for name, value in trainer.eval_loader_options.items()
         if name not in ("sampler", "batch_sampler", "shuffle", "drop_last")
     }
     return shard(data, size, seed=trainer.seed, **options)

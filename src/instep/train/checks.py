@@ -54,12 +54,9 @@ def arguments(trainer: Trainer) -> None:
     _one_of("uneven", trainer.uneven, ("join", "stop"))
     _one_of("precision", trainer.wanted_precision, ("fp32", "bf16", "fp16"))
     if trainer.resume is not None and trainer.checkpoint is None:
-        raise TrainError(
-            "Resume from where? No folder of checkpoints is given.",
-            evidence=[f"resume={trainer.resume!r}, checkpoint=None"],
-            cure="Trainer(..., checkpoint='checkpoints/mine', resume='auto')",
-        )
-    if trainer.resume is not None and trainer.checkpoint is not None and trainer.checkpoint.folder is None:
+        raise no_folder(trainer.resume)
+    by_name = isinstance(trainer.resume, int) or trainer.resume in ("auto", "latest", "best")
+    if by_name and trainer.checkpoint is not None and trainer.checkpoint.folder is None:
         raise TrainError(
             "Resume from where? Each run has a folder of its own, so the last run's checkpoints are not in this one's.",
             evidence=[f"resume={trainer.resume!r}, Checkpoints(folder=None)"],
@@ -186,6 +183,15 @@ def monitored(name: str, results: Mapping[str, float]) -> float:
     if name not in results:
         raise unknown_monitor(name, list(results))
     return results[name]
+
+
+def no_folder(which: object) -> TrainError:
+    """The error for a checkpoint without a folder of them."""
+    return TrainError(
+        "Resume from where? No folder of checkpoints is given.",
+        evidence=[f"resume={which!r}, checkpoint=None"],
+        cure="Trainer(..., checkpoint='checkpoints/mine', resume='auto')",
+    )
 
 
 def no_step(global_batch: int) -> TrainError:

@@ -21,7 +21,8 @@ def no_collectives(where: str) -> AbstractContextManager[Any]:
         where: who runs alone, for the error: "X.on_step_end(), a callback of the main rank,".
 
     """
-    return _mode()(where)
+    mode: AbstractContextManager[Any] = _mode()(where)
+    return mode
 
 
 @functools.cache
@@ -30,14 +31,15 @@ def _mode() -> Any:
 
     class Refuse(TorchDispatchMode):
         def __init__(self, where: str) -> None:
-            super().__init__()
+            super().__init__()  # type: ignore[no-untyped-call]
             self.where = where
 
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             if func.namespace in ("c10d", "_c10d_functional", "c10d_functional"):
+                name = func._schema.name.partition("::")[2]  # noqa: SLF001  # an operator has no public name
                 raise StepError(
-                    f"{self.where} calls the collective {func._schema.name.partition('::')[2]}, and the other ranks are "  # noqa: SLF001
-                    "not there: it would wait for ever.",
+                    f"{self.where} calls the collective {name}, and the other ranks are not there: it would wait for "
+                    "ever.",
                     cure="Let it run on all ranks (ranks = 'all'), or move the collective out of it.",
                 )
             return func(*args, **(kwargs or {}))

@@ -91,6 +91,15 @@ class Saver:
         """Where the checkpoint of a step lies."""
         return self.folder.path / f"step-{step}"
 
+    def load_model(self, found: Found) -> None:
+        """The weights alone; all ranks call it.
+
+        Raises:
+            CheckpointError: they are another model's.
+
+        """
+        self.folder.load(found, {"model": self.trainer.model.state_dict()})
+
     def resume(self, found: Found) -> None:
         """Put everything back; all ranks call it.
 

@@ -24,11 +24,13 @@ def lines(trainer: Trainer) -> list[str]:
         "optimizer": _optimizer(trainer),
     }
     if trainer.saver is not None:
-        every = [f"every {trainer.saver.wishes.every_steps} steps"] if trainer.saver.wishes.every_steps else []
-        every += (
-            [f"every {_count(trainer.saver.wishes.every_epochs, 'epoch')}"] if trainer.saver.wishes.every_epochs else []
-        )
-        rows["checkpoints"] = " and ".join([*every, f"in {trainer.saver.folder.path}"])
+        wishes = trainer.saver.wishes
+        every = [
+            _each(number, word)
+            for number, word in ((wishes.every_steps, "step"), (wishes.every_epochs, "epoch"))
+            if number
+        ]
+        rows["checkpoints"] = f"{' and '.join(every) or 'at the end'}, in {trainer.saver.folder.path}"
     if trainer.progress.step:
         rows["goes on"] = f"after step {trainer.progress.step}, in epoch {trainer.progress.epoch + 1}"
     return [f"{name:<13} {text}" for name, text in rows.items()]
@@ -51,7 +53,7 @@ def _model(trainer: Trainer) -> str:
     parameters = list(trainer.model.parameters())
     every = sum(one.numel() for one in parameters)
     trained = sum(one.numel() for one in parameters if one.requires_grad)
-    text = f"{type(trainer.model).__name__}, {every:,} parameters"
+    text = f"{type(trainer.model).__name__.removeprefix('FSDP')}, {every:,} parameters"
     return text if trained == every else f"{text}, {trained:,} of them trained"
 
 
@@ -78,8 +80,10 @@ def _data(trainer: Trainer) -> str:
 
 def _optimizer(trainer: Trainer) -> str:
     groups = trainer.optimizer.param_groups
-    rates = sorted({float(group.get("initial_lr", group["lr"])) for group in groups})
-    text = type(trainer.optimizer).__name__ + (" (fused)" if groups[0].get("fused") else "")
+    rates = sorted({float(group.get("max_lr", group.get("initial_lr", group["lr"]))) for group in groups})
+    text = type(getattr(trainer.optimizer, "optim", trainer.optimizer)).__name__ + (
+        " (fused)" if groups[0].get("fused") else ""
+    )
     text += f", learning rate {' and '.join(f'{rate:g}' for rate in rates)}"
     if trainer.scale_lr is not None:
         text += f" (scaled for global batch {trainer.global_batch} from {trainer.base_batch}: {trainer.scale_lr})"
@@ -91,6 +95,10 @@ def _optimizer(trainer: Trainer) -> str:
     if trainer.clip_norm is not None:
         text += f", gradients clipped at {trainer.clip_norm:g}"
     return text
+
+
+def _each(number: int, word: str) -> str:
+    return f"every {word}" if number == 1 else f"every {number:,} {word}s"
 
 
 def _count(number: int, word: str) -> str:

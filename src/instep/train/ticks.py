@@ -160,5 +160,5 @@ def _first(words: Sequence[Any], wish: str) -> str | None:
     for rank, word in enumerate(words):
         reason = getattr(word, wish)
         if reason is not None:
-            return f"{reason} (rank {rank})" if len(words) > 1 else str(reason)
+            return str(reason) if all(getattr(one, wish) == reason for one in words) else f"{reason} (rank {rank})"
     return None

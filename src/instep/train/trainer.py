@@ -22,6 +22,7 @@ from instep.train.evaluation import evaluate
 from instep.train.loop import Loop
 from instep.train.prediction import predict
 from instep.train.preemption import Preempted, Preemption, seconds
+from instep.train.saving import Saver
 from instep.train.sharing import share_buffers
 from instep.train.state import Progress
 from instep.train.summary import print_summary
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
     from instep.data import ShardedLoader
     from instep.train.events import Callback, Events
     from instep.train.precision import Precision
-    from instep.train.saving import Saver
     from instep.train.state import Report
     from instep.train.step import Step
     from instep.train.strategies import Strategy
@@ -112,6 +112,7 @@ class Trainer:
         shuffle: the training data in a new order each epoch; None: where they have a length.
         drop_last: leave out a last global batch that is not full.
         loader_options: what DataLoader takes: num_workers, collate_fn, pin_memory, ...
+        eval_loader_options: the same for the evaluation data; None: `loader_options`.
         eval_batch_size: samples per rank of one forward pass in evaluation; None: as in training.
         uneven: ranks with data of their own and unequally much of it: ``"join"``: all of it is used; ``"stop"``: all
             end with the first.
@@ -138,7 +139,7 @@ class Trainer:
         log_every: steps between reports.
         checkpoint: where to save: a folder, or :class:`instep.train.Checkpoints`.
         resume: ``"auto"``: from the newest whole checkpoint if there is one; ``"latest"``, ``"best"``, a step, or a
-            path: from that one.
+            path: from that one. evaluate() and predict() without fit() take its weights, too.
         seed: of the weights, the order of the data, and the augmentation.
         deterministic: bit-equal runs, or an error where torch has no algorithm for it.
 
@@ -200,6 +201,7 @@ class Trainer:
         shuffle: bool | None = None,
         drop_last: bool = False,
         loader_options: Mapping[str, Any] | None = None,
+        eval_loader_options: Mapping[str, Any] | None = None,
         eval_batch_size: int | None = None,
         uneven: Uneven = "join",
         epochs: int | None = None,
@@ -246,6 +248,7 @@ class Trainer:
         self.shuffle = shuffle
         self.drop_last = drop_last
         self.loader_options = dict(loader_options or {})
+        self.eval_loader_options = self.loader_options if eval_loader_options is None else dict(eval_loader_options)
         self.eval_batch_size = eval_batch_size
         self.uneven: Uneven = uneven
         self.epochs = epochs
@@ -281,7 +284,7 @@ class Trainer:
         self.evaluated_at = -1
         self.wants_to_stop: str | None = None
         self._notes: dict[str, float] = {}
-        self._has_met = self._is_prepared = self._is_fitting = False
+        self._has_met = self._is_prepared = self._is_fitting = self._has_weights = False
         self._call: Call | None = None
 
     # What may be overwritten.
@@ -366,7 +369,7 @@ class Trainer:
             By name, ``loss`` among them where one is given. The same on every rank.
 
         """
-        self._meet()
+        self._meet_to_evaluate()
         loader = self.eval_loader if data is None else evaluation_loader(self, data)
         chosen = self.metrics if metrics is None else metrics
         if loader is None:
@@ -401,7 +404,7 @@ class Trainer:
             others.
 
         """
-        self._meet()
+        self._meet_to_evaluate()
         loader = evaluation_loader(self, data)
         with self._evaluating() as model:
             return predict(
@@ -410,6 +413,24 @@ class Trainer:
                 move=lambda batch: to_device(batch, self.session.device),
                 collective_forward=model is not self.model,
             )
+
+    def load(self, which: str | int | Path = "best") -> None:
+        """Take the weights of a checkpoint, to evaluate them; all ranks call it. Nothing else of it is read.
+
+        Args:
+            which: ``"best"``, ``"latest"``, a step, or the path of a checkpoint.
+
+        Raises:
+            CheckpointError: there is none, or it is another model's.
+
+        """
+        self._meet()
+        if self.checkpoint is None:
+            raise checks.no_folder(which)
+        saver = Saver(self, self.checkpoint)
+        if (found := saver.look(which)) is not None:
+            saver.load_model(found)
+        self._has_weights = True
 
     # For callbacks.
 
@@ -427,6 +448,12 @@ class Trainer:
         return current_folder(os.environ)
 
     # For the loop.
+
+    def _meet_to_evaluate(self) -> None:
+        """Meet, and have the weights that `resume` asks for, also where fit() was not called."""
+        self._meet()
+        if self.resume is not None and not self._is_prepared and not self._has_weights:
+            self.load(self.resume)
 
     def _meet(self) -> None:
         """Meet the other ranks, once."""

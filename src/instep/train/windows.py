@@ -251,7 +251,7 @@ class Windows:
         return batch
 
     def _take(self, found: Iterator[Any], size: int) -> tuple[int, Any]:
-        """(this rank's samples of a global batch of `size`, its batch); where it has none, (0, its last batch)."""
+        """Its samples of a global batch of `size`, and its batch; where this rank has none, 0 and its last batch."""
         rank, world_size = self.session.rank, self.session.world_size
         mine = len(range(rank, size, world_size))
         batch = self._next(found) if mine else None

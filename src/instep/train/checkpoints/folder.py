@@ -233,7 +233,8 @@ class CheckpointFolder:
 
         Args:
             found: what :meth:`find` gave.
-            tensors: a state of the same keys and shapes as the one that was saved.
+            tensors: a state of the same keys and shapes as the one that was saved, or some of its first keys:
+                ``{"model": ...}`` reads the model alone.
 
         Returns:
             The rest of what was saved.

@@ -68,7 +68,7 @@ class Loaded:
 
 
 def load(found: Found, state: dict[str, Any], session: Session) -> Loaded:
-    """Fill a nested state from a checkpoint, on all ranks together.
+    """Fill a nested state from a checkpoint, on all ranks together: what lies under the keys that it has.
 
     Raises:
         CheckpointError: it is of another model (nothing has been changed), or cannot be read.
@@ -82,10 +82,11 @@ def load(found: Found, state: dict[str, Any], session: Session) -> Loaded:
         problem = f"{type(error).__name__}: {str(error).splitlines()[0][:300] if str(error) else ''}"
     _all_can_read(found, problem)
     assert files is not None  # else _all_can_read() has raised
-    _all_fit(found, files, parts.tensors)
+    roots = {str(key) for key in state}
+    _all_fit(found, files, parts.tensors, roots)
     shared = {key: _empty(files.saved[key]) for key in content.places(files.shared, SHARED)}
     _read_tensors(found, {**parts.tensors, **shared}, session)
-    content.fill(state, files.state)
+    content.fill(state, {key: value for key, value in files.state.items() if str(key) in roots})
     return Loaded(content.put_together(files.shared, shared, SHARED), files.own, found.manifest)
 
 
@@ -118,8 +119,8 @@ def _all_can_read(found: Found, problem: str) -> None:
         )
 
 
-def _all_fit(found: Found, files: _Files, tensors: dict[str, Tensor]) -> None:
-    """Refuse a checkpoint of another model, on all ranks if on one."""
+def _all_fit(found: Found, files: _Files, tensors: dict[str, Tensor], roots: set[str]) -> None:
+    """Refuse a checkpoint of another model, on all ranks if on one; what is not under `roots` was not asked for."""
     mine = {key: tuple(one.shape) for key, one in tensors.items()}
     saved = {key: tuple(one.size) for key, one in files.saved.items() if not key.startswith(SHARED)}
     missing = [f"{key} {list(mine[key])}" for key in mine if key not in saved]
@@ -130,7 +131,9 @@ def _all_fit(found: Found, files: _Files, tensors: dict[str, Tensor]) -> None:
     ]
     of_ranks = gather_objects((missing, differ, set(mine)))
     asked = set().union(*(keys for _, _, keys in of_ranks))
-    extra = [f"{key} {list(shape)}" for key, shape in saved.items() if key not in asked]
+    extra = [
+        f"{key} {list(shape)}" for key, shape in saved.items() if key not in asked and key.partition(".")[0] in roots
+    ]
     missing = list(dict.fromkeys(line for lines, _, _ in of_ranks for line in lines))
     differ = list(dict.fromkeys(line for _, lines, _ in of_ranks for line in lines))
     if missing or differ or extra:

@@ -68,6 +68,7 @@ class FSDP(Strategy):
     ) -> tuple[nn.Module, Optimizer]:
         """Shard the model in place, and let the optimizer work on the parts."""
         self._check(session)
+        _check_layout(model, self.name)
         mesh = self._mesh(session)
         if not isinstance(optimizer, torch.optim.Optimizer):
             self._shard(model, mesh, precision)
@@ -231,3 +232,13 @@ def _large_children(model: nn.Module) -> list[nn.Module]:
     order = {one: number for number, one in enumerate(model.modules())}
     callable_ones = [one for one in large if not isinstance(one, (nn.ModuleList, nn.ModuleDict))]
     return sorted(callable_ones, key=order.__getitem__, reverse=True)
+
+
+def _check_layout(model: nn.Module, name: str) -> None:
+    odd = [key for key, one in model.named_parameters() if not one.is_contiguous()]
+    if odd:
+        raise TrainError(
+            f"{name} divides contiguous parameters only, and some of this model's are not (channels_last?).",
+            evidence=[*odd[:5], *(["..."] if len(odd) > 5 else [])],
+            cure="model.to(memory_format=torch.contiguous_format), or strategy='ddp'.",
+        )
