@@ -122,7 +122,7 @@ def test_the_environment_is_torchruns(torch_place: Place) -> None:
     own = {"MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_ERROR_FILE", "INSTEP_TEST_JOB"}
     # torchrun keeps a store of its own at the master's address; here rank 0 makes it, as with the static rendezvous.
     own |= {"TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_SIGNALS_TO_HANDLE"}
-    more = {"INSTEP_RUN", "INSTEP_JOB", "INSTEP_TEST_JOB"}
+    more = {"INSTEP_RUN", "INSTEP_JOB", "INSTEP_GUARD", "INSTEP_TEST_JOB"}
     if metadata.version("torch").startswith("2.6."):  # whose torchrun does not set it yet
         more.add("TORCHELASTIC_SIGNALS_TO_HANDLE")
     for rank in (0, 1):
@@ -132,7 +132,9 @@ def test_the_environment_is_torchruns(torch_place: Place) -> None:
             name: value for name, value in reference[rank].items() if name not in own
         }
         assert ours[rank]["INSTEP_RUN"] == str(torch_place.runs[0])
-        assert ours[rank]["INSTEP_JOB"] == ours[rank]["TORCHELASTIC_RUN_ID"] == torch_place.record()["job"]
+        assert (
+            ours[rank]["INSTEP_JOB", "INSTEP_GUARD"] == ours[rank]["TORCHELASTIC_RUN_ID"] == torch_place.record()["job"]
+        )
 
 
 def test_data_loader_workers_of_all_kinds(torch_place: Place) -> None:

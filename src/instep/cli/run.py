@@ -38,6 +38,13 @@ def run_command(  # noqa: PLR0917  # typer reads the signature
     grace: Annotated[
         float, typer.Option(metavar="SECONDS", help="Time to leave after Ctrl-C or SIGTERM, before SIGKILL.")
     ] = 30.0,
+    guard: Annotated[
+        str, typer.Option(metavar="kill|warn|off", help="Ranks out of step: end the job, only tell, or do not look.")
+    ] = "kill",
+    no_guard: Annotated[bool, typer.Option("--no-guard", help="The same as --guard off.", show_default=False)] = False,
+    guard_suspect: Annotated[
+        float, typer.Option(metavar="SECONDS", help="How long a suspicion must stand where nothing proves it.")
+    ] = 8.0,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show the plan; start nothing.", show_default=False)
     ] = False,
@@ -57,7 +64,9 @@ def run_command(  # noqa: PLR0917  # typer reads the signature
     try:
         _check_choice("--device", device, ("auto", "cpu", "cuda"))
         _check_choice("--show", show, ("main", "all"))
-        request = Request(find_target(program or [], is_module=module), nproc, device, show, grace)
+        _check_choice("--guard", guard, ("kill", "warn", "off"))
+        target = find_target(program or [], is_module=module)
+        request = Request(target, nproc, device, show, grace, "off" if no_guard else guard, guard_suspect)
         from instep.launch.machine import this_machine
 
         plan = make_plan(request, this_machine(os.environ), os.environ)

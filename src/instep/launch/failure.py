@@ -22,6 +22,10 @@ _PEER_TEXT = re.compile(
     r"|sendBytes failed",
     re.IGNORECASE,
 )
+# What torch and gloo say where another rank does not come, or comes with something else.
+_DISAGREE_TEXT = re.compile(
+    r"timed out|timeout|enforce fail|EnforceNotMet|preamble\.length|mismatch between collectives", re.IGNORECASE
+)
 _PEER_TYPES = re.compile(r"RuntimeError$|ConnectionError$|^torch\.|^instep\.errors\.(StepError|JoinError)$")
 
 
@@ -58,6 +62,12 @@ class Event:
     def as_json(self, host: str) -> dict[str, Any]:
         """For ``run.json``."""
         return {"host": host, **asdict(self)}
+
+
+def may_follow(event: Event) -> bool:
+    """Whether it may be the consequence of ranks that are out of step: a lost peer, a timeout, gloo's abort."""
+    of_torch = bool(event.type and _PEER_TYPES.search(event.type) and _DISAGREE_TEXT.search(event.message))
+    return event.is_peer_loss or of_torch or event.signal == signal.SIGABRT
 
 
 def event_of_report(report: dict[str, Any]) -> Event:

@@ -8,7 +8,7 @@ import signal
 import sys
 import threading
 import time
-from contextlib import closing, suppress
+from contextlib import ExitStack, closing, suppress
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,10 +24,11 @@ from instep.launch.server import ForkServer, raise_file_limit
 from instep.launch.signals import Signals
 from instep.launch.supervisor import Listener, Supervisor
 from instep.launch.telling import LOG_LINES, Teller, wants_colour
-from instep.runs import RunRecord, create_folder, default_name, git_facts, judge, now
+from instep.runs import EXIT_OUT_OF_STEP, RunRecord, create_folder, default_name, git_facts, judge, now
 from instep.runs.record import write_whole
 
 if TYPE_CHECKING:
+    from instep.launch.guarding import Guarding
     from instep.launch.target import Target
 
 _FACTS_S = 10.0  # how long the end of a run waits for a slow git
@@ -54,7 +55,7 @@ def run_here(plan: Plan, *, runs: Path, name: str | None, command: list[str], st
     with Signals() as signals:
         begin = time.monotonic()
         folder = create_folder(runs, name, default_name(plan.target.stem, datetime.now()))  # noqa: DTZ005  # local
-        with closing(reserve(plan.ports)) as held:
+        with closing(reserve(plan.ports)) as held, ExitStack() as at_end:
             port = held.getsockname()[1]
             record = _new_record(plan, folder, command, port)
             most_files = raise_file_limit(plan.world_size)
@@ -64,6 +65,10 @@ def run_here(plan: Plan, *, runs: Path, name: str | None, command: list[str], st
             except OSError as error:
                 raise cannot_write(folder / "run.json", error) from error
             kin.adopt_orphans()
+            reporter = _Reporter(plan, output, folder)
+            guarding = _guarding(plan, folder, reporter)
+            if guarding:
+                at_end.callback(guarding.close)
             server = ForkServer(
                 plan.target,
                 world_size=plan.world_size,
@@ -72,17 +77,39 @@ def run_here(plan: Plan, *, runs: Path, name: str | None, command: list[str], st
                 folder=folder,
                 outputs=output.ends,
                 most_files=most_files,
-                environ={**os.environ, **plan.variables, "INSTEP_RUN": str(folder), "INSTEP_JOB": record.job},
+                environ=_environ(plan, folder, record.job, guarding),
             )
             output.close_ends()
             facts = _Facts(plan.target, folder, record)
-            reporter = _Reporter(plan, output, folder)
             output.say(reporter.teller.start(plan, port, folder))
-            job = Supervisor(server, output, signals, reporter, world_size=plan.world_size, grace=plan.grace)
+            job = Supervisor(
+                server, output, signals, reporter, world_size=plan.world_size, grace=plan.grace, guarding=guarding
+            )
             job.add_chore(facts.arrived)
             job.watch()
+            if guarding and job.is_calm and not any(job.exit_codes.values()):
+                guarding.last_look(job.exit_codes)
         facts.wait()
         return _conclude(job, record, folder, reporter, time.monotonic() - begin)
+
+
+def _guarding(plan: Plan, folder: Path, reporter: _Reporter) -> Guarding | None:
+    if plan.guard == "off" or plan.world_size == 1:
+        return None
+    try:
+        from instep.launch.guarding import Guarding
+
+        return Guarding(plan, folder, reporter.output, reporter.teller)
+    except (OSError, ImportError) as error:
+        reporter.output.say([reporter.teller.note(f"the ranks are not watched: no folder for their records ({error})")])
+        return None
+
+
+def _environ(plan: Plan, folder: Path, job: str, guarding: Guarding | None) -> dict[str, str]:
+    """What the fork server is started with, and the ranks after it."""
+    environ = {**os.environ, **plan.variables, "INSTEP_RUN": str(folder), "INSTEP_JOB": job}
+    environ.pop("INSTEP_GUARD", None)  # of a run that this one is part of
+    return environ | ({"INSTEP_GUARD": str(guarding.folder)} if guarding else {})
 
 
 def _open_standard_streams() -> None:
@@ -137,6 +164,8 @@ def _failure_code(job: Supervisor) -> int | None:
     """The exit code that the first failure gives the run; None where nothing failed."""
     if job.error is not None:
         return job.error.exit_code
+    if job.verdict is not None:
+        return EXIT_OUT_OF_STEP
     if job.failure is not None:
         real = job.exit_codes.get(job.failure.rank, 0)
         ours = {128 + signal.SIGTERM, 128 + signal.SIGKILL}  # it hung on its way out, and we ended it
@@ -149,6 +178,10 @@ def _failure_code(job: Supervisor) -> int | None:
 def _first_failure(job: Supervisor, reporter: _Reporter) -> dict[str, Any] | None:
     if job.error is not None:
         return {"host": reporter.plan.host, "rank": None, "message": str(job.error)}
+    if job.verdict is not None:
+        verdict = job.verdict.verdict
+        rank = verdict.ranks[0] if len(verdict.ranks) == 1 else None
+        return {"host": reporter.plan.host, "rank": rank, "message": f"ranks out of step: {verdict.reason}"}
     if job.failure is not None:
         return job.failure.as_json(reporter.plan.host)
     if job.server_status is not None and not job.signal:

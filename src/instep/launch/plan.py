@@ -31,6 +31,8 @@ class Request:
         device: "auto", "cpu" or "cuda".
         show: "main" or "all": whose output comes to the screen.
         grace: seconds that the ranks have to leave after a signal.
+        guard: "kill", "warn" or "off": what is done about ranks that are out of step.
+        suspect_s: how long a suspicion must stand where nothing proves it.
 
     """
 
@@ -39,6 +41,8 @@ class Request:
     device: str = "auto"
     show: str = "main"
     grace: float = 30.0
+    guard: str = "kill"
+    suspect_s: float = 8.0
 
 
 @dataclass(frozen=True)
@@ -57,6 +61,8 @@ class Plan:
         variables: set for all ranks before anything is imported.
         show: "main" or "all".
         grace: seconds.
+        guard: "kill", "warn" or "off".
+        suspect_s: seconds.
 
     """
 
@@ -71,6 +77,8 @@ class Plan:
     variables: Mapping[str, str]
     show: str
     grace: float
+    guard: str = "kill"
+    suspect_s: float = 8.0
 
     def torchrun(self) -> str:
         """The torchrun command that would start the same ranks."""
@@ -92,6 +100,7 @@ class Plan:
             "world_size": self.world_size,
             "device": self.device,
             "threads": self.threads,
+            "guard": self.guard,
             "master_addr": MASTER_ADDR,
             "master_ports": list(self.ports),
             "variables": dict(self.variables),
@@ -109,6 +118,11 @@ def make_plan(request: Request, machine: Machine, environ: Mapping[str, str]) ->
     """
     if not (math.isfinite(request.grace) and request.grace >= 0):
         raise RunError(f"--grace {request.grace:g} is no time to wait", cure="give seconds, such as --grace 30")
+    if not (math.isfinite(request.suspect_s) and request.suspect_s >= 1):
+        raise RunError(
+            f"--guard-suspect {request.suspect_s:g} is too short: a rank may well stand so long and be in step",
+            cure="give 1 second or more, such as --guard-suspect 8; or only be told: --guard warn",
+        )
     device = _device(request.device, machine)
     world_size, why = _world_size(request.nproc, device, machine)
     if device == "cuda" and world_size > machine.gpus:
@@ -135,6 +149,8 @@ def make_plan(request: Request, machine: Machine, environ: Mapping[str, str]) ->
         variables=variables,
         show=request.show,
         grace=request.grace,
+        guard=request.guard,
+        suspect_s=request.suspect_s,
     )
 
 

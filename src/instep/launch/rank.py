@@ -24,6 +24,7 @@ from instep.launch.plan import rank_environment
 if TYPE_CHECKING:
     from types import CodeType, TracebackType
 
+    from instep.guard.recorder import Recorder
     from instep.launch.job import Job
 
 _MOST_TEXT = 8_000  # characters of a message and of a traceback; JSON may take 6 bytes for each
@@ -36,18 +37,47 @@ def run(job: Job, number: int) -> None:
     """
     report = _become(job, number)
     me = os.getpid()
+    recorder = _start_recorder(number)
     try:
         code, module = _load(job)
         if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
             signal.signal(signal.SIGINT, signal.default_int_handler)
         exec(code, module.__dict__)  # noqa: S102  # what `python SCRIPT` does
+        if os.getpid() == me:
+            _leave(recorder, None)
     except BaseException as error:
         # A child that the program forked may come by here as well: it is not the rank.
         if os.getpid() == me:
             with suppress(Exception):  # no launcher, an error that cannot be printed: python shows what it can
                 _report(report, number, error)
+            _leave(recorder, error)
         _show_only_users_frames()
         raise
+
+
+def _start_recorder(number: int) -> Recorder | None:
+    """Let the guard see what this rank does, where the launcher has a folder for it."""
+    folder = os.environ.get("INSTEP_GUARD")
+    if not folder:
+        return None
+    try:
+        from instep.guard import recorder
+
+        return recorder.start(Path(folder), number)
+    except Exception as error:  # noqa: BLE001  # whatever ails the guard, the script runs
+        print(f"instep: the guard does not see rank {number}: {error!r}", file=sys.stderr, flush=True)
+        return None
+
+
+def _leave(recorder: Recorder | None, error: BaseException | None) -> None:
+    """Leave the guard a last record: the script has ended."""
+    if recorder is None:
+        return
+    good = error is None or (isinstance(error, SystemExit) and _exit_code(error) == 0)
+    try:
+        recorder.leave("finished" if good else "failed", None if good else error)
+    except Exception as failed:  # noqa: BLE001
+        print(f"instep: the guard could not write its last record: {failed!r}", file=sys.stderr, flush=True)
 
 
 def _become(job: Job, number: int) -> int:

@@ -7,6 +7,7 @@ import selectors
 import signal
 import time
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING
 
 from instep.errors import RunError
@@ -16,8 +17,10 @@ from instep.launch.signals import ENDING
 from instep.runs import exit_code_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection, Iterable
 
+    from instep.guard.watch import Found
+    from instep.launch.guarding import Guarding
     from instep.launch.output import Output
     from instep.launch.server import ForkServer
     from instep.launch.signals import Signals
@@ -34,6 +37,7 @@ class Supervisor:
         pids: of the ranks, once they have been forked.
         exit_codes: of the ranks that have gone.
         failure: what failed first, where something did.
+        verdict: why the ranks were ended, where they were out of step.
         signal: the signal by which somebody asked for the end, 0 for none.
         server_status: of a fork server that ended before its ranks, -N for signal N.
         error: why the launcher itself ended the ranks.
@@ -50,10 +54,12 @@ class Supervisor:
         *,
         world_size: int,
         grace: float,
+        guarding: Guarding | None = None,
     ) -> None:
         self.pids: dict[int, int] = {}
         self.exit_codes: dict[int, int] = {}
         self.failure: Event | None = None
+        self.verdict: Found | None = None
         self.signal = 0
         self.server_status: int | None = None
         self.error: RunError | None = None
@@ -62,6 +68,7 @@ class Supervisor:
         self._output = output
         self._grace = grace
         self._listener = listener
+        self._guarding = guarding
         self._alive = set(range(world_size))
         self._events: list[Event] = []
         self._signals = signals
@@ -87,6 +94,7 @@ class Supervisor:
             self._wait(self._timeout())
             self._chores = [chore for chore in self._chores if not chore()]
             self._decide(time.monotonic())
+            self._look()
         if self.server_status is None:
             self._sweep()
         if self.error is None:
@@ -100,12 +108,19 @@ class Supervisor:
 
     def _timeout(self) -> float | None:
         marks = [mark for mark in (self._kill_at, self._give_up_at) if mark is not None]
-        if self._events and self.failure is None and not self.signal:
+        if self._events and self.is_calm:
             marks.append(decide_at(self._events))
+        elif self._guarding and self._guarding.is_watching and self.is_calm and self.pids:
+            marks.append(self._guarding.next_at)
         now = time.monotonic()
         if self._chores:
             marks.append(now + 0.1)
         return max(0.0, min(marks) - now) if marks else None
+
+    @property
+    def is_calm(self) -> bool:
+        """Nobody has been told to end."""
+        return self.failure is None and self.verdict is None and not self.signal and self.error is None
 
     def _pump(self) -> None:
         self._guard(self._output.pump)
@@ -141,6 +156,8 @@ class Supervisor:
     def _rank_ended(self, rank: int, status: int, time: float) -> None:
         self._alive.discard(rank)
         self.exit_codes[rank] = exit_code_of(status)
+        if status < 0 and self._guarding:
+            self._guard(partial(self._guarding.rank_ended, rank))
         event = event_of_end(rank, status, time)
         if event is not None:
             self._events.append(event)
@@ -156,16 +173,37 @@ class Supervisor:
     # What is done about it
 
     def _decide(self, now: float) -> None:
-        undecided = self._events and self.failure is None and not self.signal and self.error is None
-        if undecided and (not self._alive or now >= decide_at(self._events)):
-            self._fail(first_failure(self._events), now)
+        if self._events and self.is_calm and (not self._alive or now >= decide_at(self._events)):
+            event = first_failure(self._events)
+            self._guard(self._output.drain)
+            found = self._guarding.explain(event, self.pids, self.exit_codes) if self._guarding else None
+            if found is not None:
+                self._out_of_step(found)
+            else:
+                self._fail(event, now)
         if self._kill_at is not None and now >= self._kill_at:
             self._kill()
+
+    def _look(self) -> None:
+        """Whether the ranks are in step. One that fails is looked at when it is decided who failed first."""
+        if self._guarding and self.pids and self._alive and not self._events and self.is_calm:
+            found = self._guarding.look(self.pids, self.exit_codes)
+            if found is not None:
+                self._out_of_step(found)
+
+    def _out_of_step(self, found: Found) -> None:
+        """Tell it, and end all: the culprit first, so that nobody complains of its going before."""
+        self.verdict = found
+        self._guard(self._output.drain)
+        assert self._guarding is not None
+        self._guarding.end(found, {rank: self.pids[rank] for rank in self._alive})
+        for ranks in end_order(found.verdict.ranks, self._alive):
+            self._server.signal(signal.SIGTERM, ranks)
+        self._kill_at = time.monotonic() + TERM_S
 
     def _fail(self, event: Event, now: float) -> None:
         """Name the culprit and end the others. Those that are on their way out keep their time to leave."""
         self.failure = event
-        self._guard(self._output.drain)
         others = sorted(self._alive - {event.rank for event in self._events})
         self._listener.failed(self, event, len(self._alive - {event.rank}))
         self._server.signal(signal.SIGTERM, others)
@@ -185,7 +223,7 @@ class Supervisor:
 
     def _sweep(self) -> None:
         """End what the ranks left behind. A rank's helpers have a moment to see that it has gone."""
-        calm = self.failure is None and not self.signal and self.error is None
+        calm = self.is_calm
         moment = 1.0 if calm else 0.2
         self._server.sweep(moment, moment)
         deadline = time.monotonic() + 2 * moment + 2 * _GIVE_UP_S
@@ -214,7 +252,7 @@ class Supervisor:
         twice = self.signal and now - self._signal_time < SAME_PRESS_S
         if twice or not self._alive:
             return
-        again = bool(self.signal or self.failure)
+        again = bool(self.signal or self.failure or self.verdict)
         if not again:
             self.signal, self._signal_time = number, now
         self._listener.asked_to_end(self, number, again=again)
@@ -223,6 +261,13 @@ class Supervisor:
         else:
             self._server.signal(number)
             self._kill_at = now + self._grace
+
+
+def end_order(culprits: Collection[int], alive: Iterable[int]) -> tuple[list[int], list[int]]:
+    """Whom to end first, and then whom."""
+    left = sorted(alive)
+    first = [rank for rank in left if rank in culprits]
+    return first, [rank for rank in left if rank not in first]
 
 
 class Listener:

@@ -60,6 +60,14 @@ class Teller:
             lines.append(f"  ending the other {f'{others} ranks' if others > 1 else 'rank'}")
         return lines
 
+    def verdict(self, lines: list[str], *, silent: bool) -> list[str]:
+        """The guard's report."""
+        return [self._paint(lines[0], _YELLOW if silent else _RED), *lines[1:]]
+
+    def note(self, line: str) -> str:
+        """Something that may go on."""
+        return self._paint(f"… {line}", _DIM)
+
     def asked(self, number: int, world_size: int, grace: float, *, again: bool, started: bool) -> list[str]:
         """A signal has come."""
         name = signal.Signals(number).name

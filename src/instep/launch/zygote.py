@@ -13,6 +13,7 @@ import gc
 import importlib
 import os
 import select
+import shutil
 import signal
 import socket
 import time
@@ -50,6 +51,9 @@ def _preload() -> None:
     gc.disable()  # until the ranks have been forked: nothing is freed that leaves holes in shared pages
     with suppress(Exception):
         importlib.import_module("torch.distributed")
+    if "INSTEP_GUARD" in os.environ:
+        with suppress(Exception):
+            importlib.import_module("instep.guard.recorder")
     gc.freeze()  # a collection in a rank does not touch, and so not copy, the pages shared by all
 
 
@@ -116,6 +120,8 @@ def _obey(control: socket.socket, ranks: dict[int, int]) -> None:
 def _end_all() -> None:
     """The launcher has gone: kill all ranks and whatever they started, then leave."""
     kin.end_descendants(0, 0)
+    if "INSTEP_GUARD" in os.environ:
+        shutil.rmtree(os.environ["INSTEP_GUARD"], ignore_errors=True)
     os._exit(1)
 
 

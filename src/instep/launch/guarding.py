@@ -1,0 +1,252 @@
+"""The guard of one run: its folder in memory, what it says on the screen, and what it leaves in the run folder."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+import tempfile
+import time
+import traceback
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from instep.guard import report, storage
+from instep.guard.processes import catches
+from instep.guard.watch import Found, Watch
+from instep.launch.failure import may_follow
+from instep.launch.telling import near
+from instep.runs import EXIT_OUT_OF_STEP
+from instep.runs.record import write_whole
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    from instep.guard.records import Frame, View
+    from instep.launch.failure import Event
+    from instep.launch.output import Output
+    from instep.launch.plan import Plan
+    from instep.launch.telling import Teller
+
+_PREFIX = "instep-guard-"
+_YOUNG_S = 60.0  # a folder that is just being made has no lock yet
+_STACKS_S = 0.4  # what the ranks have to write their stacks
+_WORDS = 200  # lines at the end of a rank's log: what gloo says stands above the stacks of all threads
+
+
+class Guarding:
+    """Watches the ranks of a run, and tells what it finds.
+
+    Attributes:
+        folder: where the ranks write their records.
+        kills: whether a verdict ends the job.
+
+    """
+
+    def __init__(self, plan: Plan, run: Path, output: Output, teller: Teller) -> None:
+        """Begin; the ranks are not there yet.
+
+        Raises:
+            OSError: no folder can be made.
+
+        """
+        self.folder, self._lock = make_folder()
+        self.kills = plan.guard == "kill"
+        self._run = run
+        self._output = output
+        self._teller = teller
+        self._broken = False
+        self._said: list[dict[str, Any]] = []
+        self._watch = Watch(
+            self.folder,
+            plan.world_size,
+            plan.host,
+            suspect_s=plan.suspect_s,
+            last_words=lambda rank: "\n".join(output.logs[rank].tail(_WORDS)),
+        )
+
+    @property
+    def next_at(self) -> float:
+        """When to look again, by the monotonic clock."""
+        return self._watch.next_at
+
+    def look(self, pids: Mapping[int, int], exit_codes: Mapping[int, int]) -> Found | None:
+        """Look at the ranks; a verdict that ends the job, or None. All else is told here."""
+        found = self._safely(partial(self._watch.look, pids, exit_codes))
+        notes = self._watch.take_notes()
+        if notes:
+            self._output.say([self._teller.note(line) for line in notes])
+        return self._weighed(found, pids) if found else None
+
+    def explain(self, event: Event, pids: Mapping[int, int], exit_codes: Mapping[int, int]) -> Found | None:
+        """Before a rank is blamed for its failure: whether that follows from ranks that are out of step."""
+        if not may_follow(event):
+            return None
+        found = self._safely(partial(self._watch.final, pids, exit_codes))
+        return self._weighed(found, pids) if found and found.verdict.proven else None
+
+    def rank_ended(self, rank: int) -> None:
+        """A signal has ended a rank: the stacks that its interpreter wrote at that moment belong into its log."""
+        text = storage.read_fatal(self.folder, rank)
+        if text:
+            self._output.drain()
+            self._output.logs[rank].write(text.encode())
+            if self._output.shows(rank):
+                self._output.stderr.write(text.encode())
+
+    def last_look(self, exit_codes: Mapping[int, int]) -> None:
+        """All ranks have ended well: what their last records say of faults in silence."""
+        found = self._safely(partial(self._watch.final, {}, exit_codes, wait_s=0))
+        if found and found.verdict.silent:
+            self._tell(found, {})
+
+    def _safely(self, look: Callable[[], Found | None]) -> Found | None:
+        """Whatever ails the guard, the job goes on; it is said once, with all that is needed to mend it."""
+        if self._broken:
+            return None
+        try:
+            return look()
+        except Exception:  # noqa: BLE001
+            self._broken = True
+            with suppress(OSError):
+                (self._run / "guard-error.txt").write_text(traceback.format_exc())
+            line = (
+                f"the ranks are not watched any more: an error in the guard, see {near(self._run / 'guard-error.txt')}"
+            )
+            self._output.say([self._teller.note(line)])
+            return None
+
+    @property
+    def is_watching(self) -> bool:
+        """Whether there is more to look at."""
+        return not self._broken
+
+    def _weighed(self, found: Found, pids: Mapping[int, int]) -> Found | None:
+        if self.kills and not found.verdict.silent:
+            return found
+        self._tell(found, pids)
+        return None
+
+    def end(self, found: Found, pids: Mapping[int, int]) -> None:
+        """Tell the verdict that ends the job, before anybody is ended."""
+        self._tell(found, pids, ends=True)
+
+    def _tell(self, found: Found, pids: Mapping[int, int], *, ends: bool = False) -> None:
+        """Onto the screen, once, and into the run folder."""
+        said = report.as_json(found.verdict, found.after_s)
+        key = (said["kind"], said["ranks"], said["left_at"], said["silent"])
+        if any(key == (one["kind"], one["ranks"], one["left_at"], one["silent"]) for one in self._said):
+            return
+        # What ends the job is the object itself; what was found besides stands in it.
+        self._said.insert(0 if not found.verdict.silent else len(self._said), said)
+        end = f"see it again: instep why {near(self._run)}"
+        if not found.verdict.silent:
+            with suppress(OSError):
+                self._write_stacks(found, pids)
+            done = f"job ended (exit code {EXIT_OUT_OF_STEP})" if ends else "the job goes on (--guard warn)"
+            end = f"{done}. Stacks of all ranks: {near(self._run / 'stacks')}   ·   again: instep why {near(self._run)}"
+        first, *others = self._said
+        with suppress(OSError):  # a full disk does not make the ranks be in step
+            whole = {**first, "others": others} if others else first
+            write_whole(self._run / "desync.json", json.dumps(whole, indent=2).encode() + b"\n")
+        lines = report.text(found.verdict, found.after_s, end=end).splitlines()
+        self._output.say(self._teller.verdict(lines, silent=found.verdict.silent))
+
+    def _write_stacks(self, found: Found, pids: Mapping[int, int]) -> None:
+        """``stacks/rank-N.txt``: what the rank itself knew, and what the interpreter says without its help."""
+        asked = [view.rank for view in found.views if view.process.alive and view.rank in pids]
+        asked = [rank for rank in asked if catches(pids[rank], storage.STACKS_SIGNAL)]
+        for rank in asked:
+            storage.clear_stacks(self.folder, rank)
+            with suppress(OSError):
+                os.kill(pids[rank], storage.STACKS_SIGNAL)
+        deadline = time.monotonic() + _STACKS_S
+        while time.monotonic() < deadline and not all(storage.read_stacks(self.folder, rank) for rank in asked):
+            time.sleep(0.01)
+        time.sleep(0.02 if asked else 0)  # the last lines
+        folder = self._run / "stacks"
+        folder.mkdir(exist_ok=True)
+        for view in found.views:
+            text = "\n".join([*_view_lines(view), *self._stack_lines(view.rank)])
+            (folder / f"rank-{view.rank}.txt").write_text(text + "\n", errors="replace")
+
+    def _stack_lines(self, rank: int) -> list[str]:
+        text = storage.read_stacks(self.folder, rank).rstrip()
+        return ["", "all threads, innermost frame first:", text] if text else []
+
+    def close(self) -> None:
+        """Remove the folder."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+        os.close(self._lock)
+
+
+def _view_lines(view: View) -> list[str]:
+    process = view.process
+    if process.alive:
+        state = f"state {process.state or '?'}, {process.busy:.0%} of a core"
+        state += f", sleeps in {process.waits_in}" if process.waits_in else ""
+    else:
+        state = f"ended, exit code {process.exit_code}" if process.exit_code is not None else "ended"
+    lines = [f"rank {view.rank} on {view.host}: {state}"]
+    snapshot = view.snapshot
+    if snapshot is not None:
+        last = snapshot.last_raised
+        if last is None:
+            lines += ["", f"main thread, {view.age_s:.1f} s before the verdict, innermost frame first:"]
+            lines += _frame_lines(snapshot.stack)
+        for raised in [last] if last else snapshot.handled:
+            lines += ["", f"exception {raised.kind}: {raised.text}", *_frame_lines(raised.frames)]
+        if snapshot.ops:
+            lines += ["", "last operations:"]
+        for op in snapshot.ops[-20:]:
+            site = op.user_site()
+            shapes = " ".join(str(list(size)) for size in op.sizes)
+            where = f"  {site.file}:{site.line}" if site else ""
+            lines.append(f"  group {op.group} #{op.index} {op.kind} {shapes} {'done' if op.done else 'waits'}{where}")
+    elif view.beat is not None:
+        lines += ["", f"main thread, {view.silent_s:.1f} s before the verdict, innermost frame first:"]
+        lines += _frame_lines(view.beat.stack)
+    if process.last_words:
+        lines += ["", "its last words:", *process.last_words.splitlines()[-60:]]
+    return lines
+
+
+def _frame_lines(frames: Iterable[Frame]) -> list[str]:
+    lines = []
+    for frame in frames:
+        lines.append(f"  {frame.file}:{frame.line} in {frame.function}")
+        lines += [f"      {name} = {value}" for name, value in frame.values.items()]
+    return lines
+
+
+def make_folder() -> tuple[Path, int]:
+    """A folder in memory, with a lock that says that its launcher lives; those of launchers that were killed go."""
+    base = Path("/dev/shm")  # noqa: S108  # made with a name of its own and for this user alone
+    if not os.access(base, os.W_OK | os.X_OK):
+        base = Path(tempfile.gettempdir())
+    _clean(base)
+    try:
+        folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=base))
+    except OSError:
+        folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
+    lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    return folder, lock
+
+
+def _clean(base: Path) -> None:
+    """Remove what killed launchers of this user have left: nobody holds its lock."""
+    for folder in base.glob(f"{_PREFIX}*"):
+        with suppress(OSError):
+            stat = folder.lstat()
+            if stat.st_uid != os.getuid() or time.time() - stat.st_mtime < _YOUNG_S:
+                continue
+            lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(folder, ignore_errors=True)
+            finally:
+                os.close(lock)
