@@ -132,9 +132,7 @@ def test_the_environment_is_torchruns(torch_place: Place) -> None:
             name: value for name, value in reference[rank].items() if name not in own
         }
         assert ours[rank]["INSTEP_RUN"] == str(torch_place.runs[0])
-        assert (
-            ours[rank]["INSTEP_JOB", "INSTEP_GUARD"] == ours[rank]["TORCHELASTIC_RUN_ID"] == torch_place.record()["job"]
-        )
+        assert ours[rank]["INSTEP_JOB"] == ours[rank]["TORCHELASTIC_RUN_ID"] == torch_place.record()["job"]
 
 
 def test_data_loader_workers_of_all_kinds(torch_place: Place) -> None:
