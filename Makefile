@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup vision demo test test-tools lint bench-startup bench-overhead bench-checkpoint clean
+.PHONY: help setup vision demo test test-tools lint guard-table bench-startup bench-overhead bench-checkpoint clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -40,6 +40,9 @@ lint: setup ## ruff, mypy --strict, and the floors of the house
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+guard-table: setup ## run all programs that fall out of step, and those that do not: is the rank right, is the line right?
+	$(BIN)/python -m tests.guard.table
 
 bench-startup: setup ## how long a job takes that only joins and leaves, beside torchrun
 	$(BIN)/python benchmarks/startup.py

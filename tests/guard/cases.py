@@ -12,10 +12,8 @@ where no line is to blame. ``silent``: nobody waits, the ranks go on with someth
 from __future__ import annotations
 
 import json
-import os
 import re
 import tempfile
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -123,22 +121,25 @@ def read(script: Path) -> Case:
     )
 
 
-def run(case: Case, *, instep: str = INSTEP, limit_s: float = LIMIT_S) -> Outcome:
+def run(case: Case, folder: Path | None = None, *, instep: str = INSTEP, limit_s: float = LIMIT_S) -> Outcome:
     """Run a case by ``instep run`` in an empty folder, and see what is said of it."""
-    with tempfile.TemporaryDirectory(prefix="instep-case-") as name:
-        rc, text = None, ""
-        with suppress(HungError):
-            result = start(case.script, nproc=case.nproc, cwd=Path(name), instep=instep, limit_s=limit_s)
-            rc, text = result.rc, str(result)
-        reports = list(Path(name).glob("runs/*/desync.json"))
-        desync = json.loads(reports[0].read_text()) if reports else {}
-    return Outcome(case, rc, desync, text)
+    if folder is None:
+        with tempfile.TemporaryDirectory(prefix="instep-case-") as name:
+            return run(case, Path(name), instep=instep, limit_s=limit_s)
+    rc, text = None, ""
+    try:
+        result = start(case.script, nproc=case.nproc, cwd=folder, instep=instep, limit_s=limit_s)
+        rc, text = result.rc, str(result)
+    except HungError as hung:
+        text = str(hung)
+    reports = list(folder.glob("runs/*/desync.json"))
+    return Outcome(case, rc, json.loads(reports[0].read_text()) if reports else {}, text)
 
 
 def start(script: Path, *words: str, nproc: int, cwd: Path, instep: str = INSTEP, limit_s: float = LIMIT_S) -> Result:
     """Run a script by ``instep run``, to its end."""
-    env = {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(p for p in os.environ.get("PYTHONPATH", "").split(os.pathsep) if p)}
-    return run_command([instep, "run", "--nproc", str(nproc), script, *words], limit_s=limit_s, cwd=cwd, env=env)
+    argv = [instep, "run", "--nproc", str(nproc), str(script), *words]
+    return run_command(argv, limit_s=limit_s, cwd=cwd, env={"OMP_NUM_THREADS": "1"})
 
 
 def _name(script: Path) -> str:

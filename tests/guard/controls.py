@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 import tempfile
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -62,8 +61,10 @@ def run(control: Control, *, limit_s: float = LIMIT_S) -> Ended:
     """Run a control by ``instep run``."""
     with tempfile.TemporaryDirectory(prefix="instep-control-") as name:
         rc, text = None, ""
-        with suppress(HungError):
+        try:
             result = cases.start(control.script, nproc=control.nproc, cwd=Path(name), limit_s=limit_s)
             rc, text = result.rc, str(result)
+        except HungError as hung:
+            text = str(hung)
         desync = "\n".join(path.read_text() for path in Path(name).glob("runs/*/desync.json"))
     return Ended(control, rc, desync, text)

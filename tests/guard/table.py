@@ -43,7 +43,9 @@ def _conclude(outcomes: list[cases.Outcome], ended: list[bool]) -> int:
         kinds = sum(one.kind_right for one in outcomes) / len(outcomes)
         seconds = sorted(one.seconds for one in outcomes if one.seconds is not None)
         middle = f"{seconds[len(seconds) // 2]:.1f} s, at most {seconds[-1]:.1f} s" if seconds else "-"
-        print(f"\n{len(outcomes)} cases: rank right {ranks:.0%}, line right {lines:.0%}, kind right {kinds:.0%}; median {middle}")
+        print(
+            f"\n{len(outcomes)} cases: rank right {ranks:.0%}, line right {lines:.0%}, kind right {kinds:.0%}; median {middle}"
+        )
         fine = ranks >= 0.95 and lines >= 0.85
     if ended:
         print(f"{len(ended)} controls: {ended.count(False)} false kills")

@@ -9,7 +9,9 @@ import tempfile
 import torch
 import torch.distributed as dist
 
-HOLD = "import fcntl, sys, time; f = open(sys.argv[1]); fcntl.flock(f, fcntl.LOCK_EX); print(flush=True); time.sleep(900)"
+HOLD = (
+    "import fcntl, sys, time; f = open(sys.argv[1]); fcntl.flock(f, fcntl.LOCK_EX); print(flush=True); time.sleep(900)"
+)
 
 
 def cached(path):

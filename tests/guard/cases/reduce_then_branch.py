@@ -18,10 +18,11 @@ def main():
     state, best = torch.zeros(32), 3.5
     for step in range(10):
         dist.all_reduce(state)
-        loss = torch.tensor(2.0 if step > 3 else 4.0)
-        dist.reduce(loss, 0)
+        loss = torch.tensor(2.0 if rank and step > 3 else 8.0)
+        total = loss.clone()
+        dist.reduce(total, 0)
         if rank == 0:
-            loss = loss / dist.get_world_size() + 1.7
+            loss = total / dist.get_world_size()
         if loss < best:  # <- HERE
             best = loss
             save(state, "/dev/null")

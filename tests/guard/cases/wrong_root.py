@@ -15,8 +15,9 @@ def main():
     for _ in range(4):
         dist.all_reduce(torch.ones(64))
     for name in ("weight", "bias", "scale"):
-        value = torch.full((1000,), float(rank))
-        dist.gather(value, [torch.empty(1000) for _ in range(size)] if rank == owner(name, rank) else None, dst=owner(name, rank))  # <- HERE
+        value, root = torch.full((1000,), float(rank)), owner(name, rank)
+        parts = [torch.empty(1000) for _ in range(size)] if rank == root else None
+        dist.gather(value, parts, dst=root)  # <- HERE
         dist.barrier()
 
 
