@@ -1,0 +1,606 @@
+"""The line where a rank left the common path: the branch, loop, handler or return between two places in the program."""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from instep.guard.alignment import own, steps
+from instep.guard.conditions import (
+    UNKNOWN,
+    asks_for_rank,
+    is_rank_local,
+    names,
+    singled_out,
+    truth,
+    value_of,
+)
+from instep.guard.syntax import Flow, Node, Sources, Step, called, calls, condition, head
+from instep.guard.verdicts import LeftAt
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from instep.guard.alignment import State
+    from instep.guard.records import Frame
+
+_JUMPS = (ast.Continue, ast.Break, ast.Return, ast.Raise)
+_SAME_EVERYWHERE = {
+    "step",
+    "epoch",
+    "i",
+    "it",
+    "iteration",
+    "args",
+    "config",
+    "cfg",
+    "range",
+    "len",
+    "global_step",
+    "n",
+}
+_CLEAR = 1.0  # points between the best candidate and the next, else both are named
+
+
+@dataclass(frozen=True)
+class Parting:
+    """Where two ranks parted.
+
+    Attributes:
+        left_at: the line.
+        values: what its condition was, by rank.
+        evidence: further lines for people.
+        leavers: the ranks that it shows to be the unusual ones; empty where it shows nothing.
+        sure: whether no other line is as likely.
+        score: how much speaks for it.
+
+    """
+
+    left_at: LeftAt
+    values: dict[int, str] = field(default_factory=dict)
+    evidence: tuple[str, ...] = ()
+    leavers: tuple[int, ...] = ()
+    sure: bool = True
+    score: float = 0.0
+
+
+@dataclass
+class _Candidate:
+    node: Node
+    healthy: set[str]  # labels of the ways to where the healthy ranks are
+    culprit: set[str]
+    forced: bool
+    score: float = 0.0
+    test: ast.expr | None = None
+    results: dict[int, bool | None] = field(default_factory=dict)
+    values: dict[int, str] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    raised_at: int | None = None
+
+
+class Locator:
+    """Finds lines; one for each verdict, so that each file is read once.
+
+    Args:
+        read: the text of a file, None where it cannot be had.
+        states: of all ranks, for the values of their variables.
+
+    """
+
+    def __init__(self, read: Callable[[str], str | None], states: Mapping[int, State]) -> None:
+        self.sources = Sources(read)
+        self.states = states
+        self.size = len(states)
+
+    def part(
+        self,
+        before: Sequence[Frame] | None,
+        healthy: Sequence[Frame],
+        culprit: Sequence[Frame],
+        healthy_ranks: Iterable[int],
+        culprit_ranks: Iterable[int],
+        *,
+        shifted: bool = False,
+    ) -> Parting | None:
+        """Where the ways to two places parted.
+
+        Args:
+            before: the stack of the last collective that both had in common, innermost first; None: the beginning.
+            healthy: where the healthy ranks are; empty: they have ended.
+            culprit: where the culprit is; the same.
+            healthy_ranks: who is there.
+            culprit_ranks: the same.
+            shifted: whether both are known to be in unlike trips of one loop.
+
+        """
+        ways = [steps(before or ()), steps(healthy), steps(culprit)]
+        if not ways[1] and not ways[2]:
+            return None
+        try:
+            flow = Flow(self.sources, ways)
+        except RecursionError:
+            return None
+        sides = (tuple(healthy_ranks), tuple(culprit_ranks))
+        search = _Search(flow, sides)
+        starts = [one for node in flow.ends[0] for one in _after(node)] if ways[0] and flow.ends[0] else [flow.entry]
+        if flow.ends[1] & flow.ends[2]:
+            found = search.around(starts) if shifted else []
+        else:
+            found = search.between(starts) or search.between([flow.entry])
+        for one in found:
+            self._weigh(one, sides, found)
+        found.sort(key=lambda one: -one.score)
+        if found and found[0].score > 0:
+            return self._told(found, sides)
+        return self._fork(ways[1], ways[2], sides)
+
+    def may_reach(self, place: Sequence[Frame], goal: Sequence[Frame]) -> bool:
+        """Whether a rank that stands at a place may still come to a goal; True where that cannot be told."""
+        ways = [steps(place), steps(goal)]
+        if not ways[0] or not ways[1]:
+            return not ways[1]
+        try:
+            flow = Flow(self.sources, ways)
+        except RecursionError:
+            return True
+        if not flow.ends[0] or not flow.ends[1]:
+            return True
+        return bool(_forward(_after_all(flow.ends[0]), set()) & flow.ends[1])
+
+    # Points
+
+    def _weigh(
+        self, one: _Candidate, sides: tuple[tuple[int, ...], tuple[int, ...]], every: Sequence[_Candidate]
+    ) -> None:
+        one.score = 3.0 if one.forced else 1.0
+        kind = one.node.kind
+        if kind == "for":
+            self._weigh_trips(one, sides, every)
+        elif kind in {"except", "with"}:
+            self._weigh_handler(one, sides)
+        else:
+            self._weigh_condition(one, sides)
+
+    def _values(self, node: Node, rank: int) -> dict[str, str]:
+        return self.states[rank].values(node.file, node.function) if rank in self.states else {}
+
+    def _weigh_condition(self, one: _Candidate, sides: tuple[tuple[int, ...], tuple[int, ...]]) -> None:
+        stmt = one.node.stmt
+        labels = (one.healthy, one.culprit)
+        if isinstance(stmt, (ast.If, ast.While, ast.Assert)):
+            one.test = stmt.test
+        elif isinstance(stmt, ast.stmt) and one.node.kind == "expression":
+            wanted = [called(call) for call, _ in calls(head(stmt))]
+            one.test, label = condition(head(stmt), wanted)
+            labels = tuple(  # type: ignore[assignment]
+                {label if way.startswith("call") else _other(label) for way in side} for side in labels
+            )
+        if one.test is None:
+            one.score -= 0.0 if isinstance(stmt, ast.Match) else 2.5
+            return
+        for rank in (*sides[0], *sides[1]):
+            one.results[rank] = truth(one.test, self._values(one.node, rank), rank, self.size)
+        agreed = contrary = 0
+        for ranks, ways in zip(sides, labels, strict=True):
+            wanted_truth = {_truth_of(way) for way in ways}
+            known = [one.results[rank] for rank in ranks if one.results[rank] is not None]
+            if not known or len(wanted_truth) != 1:
+                continue
+            right = sum(result in wanted_truth for result in known)
+            agreed += right * 2 > len(known)
+            contrary += right * 2 <= len(known)
+        differ = len({result for result in one.results.values() if result is not None}) > 1
+        one.score += (6.0 if agreed == 2 and differ else 1.5 * agreed) - 3.0 * contrary
+        if differ and not contrary and agreed < 2:
+            one.score += 2.0
+        if asks_for_rank(one.test) and not contrary:
+            one.score += 3.0
+        elif is_rank_local(one.test):
+            one.score += 1.5
+        elif {name.lower() for name in names(one.test)} <= _SAME_EVERYWHERE:
+            one.score -= 1.5
+        for rank, result in one.results.items():
+            if result is not None:
+                one.values[rank] = f"{ast.unparse(one.test)}: {result}"
+        if contrary:
+            one.values.clear()
+        if len(one.values) < len(one.results):
+            self._imply(one, sides, labels)
+
+    def _imply(
+        self,
+        one: _Candidate,
+        sides: tuple[tuple[int, ...], tuple[int, ...]],
+        labels: tuple[set[str], set[str]],
+    ) -> None:
+        """What the ways taken say of the condition, where its names say nothing."""
+        if not one.forced or one.test is None:
+            return
+        for ranks, ways in zip(sides, labels, strict=True):
+            truths = {_truth_of(way) for way in ways} - {None}
+            if len(truths) == 1:
+                for rank in ranks:
+                    one.values[rank] = f"{ast.unparse(one.test)}: {next(iter(truths))}"
+                    one.results[rank] = next(iter(truths))
+
+    def _trips(self, loop: ast.AST, node: Node, rank: int) -> tuple[str, float] | None:
+        """A number that counts a loop's trips on a rank: its variable, or the first of them."""
+        assert isinstance(loop, (ast.For, ast.AsyncFor))
+        values = self._values(node, rank)
+        for target in ast.walk(loop.target):
+            if isinstance(target, ast.Name) and target.id in values:
+                found = value_of(values[target.id])
+                if (
+                    isinstance(found, (int, float))
+                    and not isinstance(found, bool)
+                    and not _is_tensor(values[target.id])
+                ):
+                    return target.id, float(found)
+        return None
+
+    def _weigh_trips(
+        self, one: _Candidate, sides: tuple[tuple[int, ...], tuple[int, ...]], every: Sequence[_Candidate]
+    ) -> None:
+        loop = one.node.stmt
+        assert isinstance(loop, (ast.For, ast.AsyncFor))
+        over = [called(call) for call, _ in calls([loop.iter])] + names(loop.iter)
+        if any(part in name.lower() for name in over for part in ("loader", "data", "batch", "stream", "iter", "zip")):
+            one.score += 1.0
+        known = {rank: self._trips(loop, one.node, rank) for rank in (*sides[0], *sides[1])}
+        counts = [[known[rank][1] for rank in side if known[rank]] for side in sides]  # type: ignore[index]
+        for rank, trip in known.items():
+            if trip is not None:
+                one.values[rank] = f"{trip[0]} = {trip[1]:g}"
+        if "end" in one.culprit and "end" not in one.healthy:
+            going, left = counts
+        elif "end" in one.healthy and "end" not in one.culprit:
+            left, going = counts
+        else:
+            return
+        if going and left:
+            one.score += 6.0 if max(left) < min(going) else -6.0
+        elif not any(True for _ in every if _.node.kind in {"if", "except"}):
+            one.score += 0.5
+        if "range" in over and not (going and left):
+            one.score -= 0.5
+        breaks = [other for other in every if other.node.kind == "if" and _jumps(other, ast.Break)]
+        if going and left and max(left) < min(going) and breaks and self._ends_alike(loop, one.node, sides):
+            one.score -= 7.0
+
+    def _ends_alike(
+        self, loop: ast.For | ast.AsyncFor, node: Node, sides: tuple[tuple[int, ...], tuple[int, ...]]
+    ) -> bool:
+        """Whether a loop's own end is the same on all ranks, range(8) say, so that it cannot have ended by itself."""
+        for call, _ in calls([loop.iter]):
+            if called(call) == "range" and not any(True for _ in calls(call.args)):
+                texts = {tuple(sorted(self._fixed(call, node, rank).items())) for side in sides for rank in side}
+                return len(texts) == 1
+        return False
+
+    def _fixed(self, call: ast.Call, node: Node, rank: int) -> dict[str, str]:
+        values = self._values(node, rank)
+        return {name: values.get(name, "") for arg in call.args for name in names(arg)}
+
+    def _weigh_handler(self, one: _Candidate, sides: tuple[tuple[int, ...], tuple[int, ...]]) -> None:
+        handler = one.node.stmt
+        one.score = 2.0 if one.forced else 1.5
+        if isinstance(handler, ast.ExceptHandler):
+            if any(isinstance(stmt, _JUMPS) for stmt in handler.body):
+                one.score += 0.5
+            first, last = handler.lineno, handler.end_lineno or handler.lineno
+            for rank in sides[1]:
+                state = self.states.get(rank)
+                frames = state.stack if state else ()
+                here = [frame for frame in frames if frame.file == one.node.file and first <= frame.line <= last]
+                if here or (
+                    state and any(raised.frames and _inside(raised.frames, one.node) for raised in state.handled)
+                ):
+                    one.score += 5.0
+            one.score += self._in_handler(one, sides)
+        for rank in (*sides[0], *sides[1]):
+            raised = self.states[rank].handled if rank in self.states else ()
+            if raised:
+                one.values[rank] = f"{raised[-1].kind}: {raised[-1].text}"
+
+    def _in_handler(self, one: _Candidate, sides: tuple[tuple[int, ...], tuple[int, ...]]) -> float:
+        del sides
+        return 5.0 if "in handler" in one.culprit or "in handler" in one.healthy else 0.0
+
+    # Words
+
+    def _told(self, found: Sequence[_Candidate], sides: tuple[tuple[int, ...], tuple[int, ...]]) -> Parting:
+        best = found[0]
+        place = self._place(best)
+        rivals = [
+            one
+            for one in found[1:]
+            if best.score - one.score < _CLEAR and (one.node.file, one.node.line) != (place.file, place.line)
+        ]
+        evidence = list(best.notes)
+        if rivals:
+            others = ", ".join(f"{one.node.file}:{one.node.line}" for one in rivals[:3])
+            evidence.append(f"as likely by the program's text: {others}")
+            place = LeftAt(
+                place.file, place.line, place.function, place.source, place.why + " (the likeliest of several)"
+            )
+        return Parting(place, best.values, tuple(evidence), self._leavers(best, sides), not rivals, best.score)
+
+    def _place(self, one: _Candidate) -> LeftAt:
+        node, line = one.node, one.node.line
+        if node.kind == "expression" and one.test is not None:
+            line = one.test.lineno
+        source = self.sources.line(node.file, line)
+        return LeftAt(node.file, line, node.function, source, self._why(one))
+
+    def _why(self, one: _Candidate) -> str:
+        kind = one.node.kind
+        if kind == "for":
+            return "this loop ended earlier" if "end" in one.culprit else "this loop went on"
+        if kind == "while":
+            return "this loop ended earlier" if "end" in one.culprit else "this loop went on"
+        if kind in {"except", "with"}:
+            place = f", raised near line {one.raised_at}" if one.raised_at else ""
+            return f"an exception was swallowed here{place}"
+        if kind == "match":
+            return "another case was taken here"
+        if kind == "assert":
+            return "this assertion failed"
+        for jump, word in (
+            (ast.Continue, "continue"),
+            (ast.Break, "break"),
+            (ast.Return, "return"),
+            (ast.Raise, "raise"),
+        ):
+            if _jumps(one, jump):
+                return f"its `{word}` was taken"
+        if kind == "if":
+            return "this branch was taken" if "true" in one.culprit else "this branch was not taken"
+        return "this condition went the other way"
+
+    def _leavers(self, one: _Candidate, sides: tuple[tuple[int, ...], tuple[int, ...]]) -> tuple[int, ...]:
+        if one.test is not None and asks_for_rank(one.test) and (picked := singled_out(one.test, one.results)):
+            return tuple(picked)
+        if one.node.kind in {"for", "while"}:
+            return _side("end", one, sides)
+        if one.node.kind in {"except", "with"}:
+            return _side("raise", one, sides)
+        stmt = one.node.stmt
+        if isinstance(stmt, ast.If):
+            ends = [bool(body) and isinstance(body[-1], _JUMPS) for body in (stmt.body, stmt.orelse)]
+            if ends[0] != ends[1]:
+                return _side("true" if ends[0] else "false", one, sides)
+        return ()
+
+    def _fork(
+        self, healthy: Sequence[Step], culprit: Sequence[Step], sides: tuple[tuple[int, ...], tuple[int, ...]]
+    ) -> Parting | None:
+        """No statement separates the two: the line in the deepest common function where they differ, said as such."""
+        last: Step | None = None
+        for one, other in zip(healthy, culprit, strict=False):
+            if (one.file, one.function) != (other.file, other.function):
+                break
+            last = other
+            if one.line != other.line:
+                break
+        if last is None:
+            return None
+        same = tuple(healthy) == tuple(culprit)
+        why = "the same call on all ranks" if same else "the ranks are apart here; no branch between them was found"
+        source = self.sources.line(last.file, last.line)
+        place = LeftAt(last.file, last.line, last.function, source, why)
+        return Parting(place, self.unlike(last, sides) if same else {}, (), (), sure=same, score=0.0)
+
+    def unlike(self, step: Step, sides: tuple[tuple[int, ...], tuple[int, ...]]) -> dict[int, str]:
+        """Variables used in a line that differ between ranks, as texts."""
+        stmt = self.sources.statement(step.file, step.line)
+        used = dict.fromkeys(name for part in (head(stmt) if stmt else []) for name in names(part))
+        found: dict[int, list[str]] = {}
+        ranks = [rank for side in sides for rank in side]
+        for name in used:
+            texts = {rank: self.states[rank].values(step.file, step.function).get(name) for rank in ranks}
+            if len({text for text in texts.values() if text is not None}) > 1:
+                for rank, text in texts.items():
+                    if text is not None:
+                        found.setdefault(rank, []).append(f"{name} = {text}")
+        return {rank: ", ".join(parts[:3]) for rank, parts in found.items()}
+
+
+def _inside(frames: Sequence[Frame], node: Node) -> bool:
+    lines = {one.line for one in node.trying}
+    return any(frame.file == node.file and frame.line in lines for frame in frames)
+
+
+def _is_tensor(text: str) -> bool:
+    return text.startswith(("tensor", "Tensor", "Parameter"))
+
+
+def _other(label: str) -> str:
+    return {"true": "false", "false": "true"}.get(label, "")
+
+
+def _truth_of(label: str) -> bool | None:
+    return {"true": True, "body": True, "false": False, "end": False}.get(label)
+
+
+def _side(label: str, one: _Candidate, sides: tuple[tuple[int, ...], tuple[int, ...]]) -> tuple[int, ...]:
+    if label in one.culprit and label not in one.healthy:
+        return sides[1]
+    if label in one.healthy and label not in one.culprit:
+        return sides[0]
+    return ()
+
+
+def _jumps(one: _Candidate, jump: type[ast.stmt]) -> bool:
+    """Whether the culprit's branch of an if ends with this jump."""
+    stmt = one.node.stmt
+    if not isinstance(stmt, ast.If):
+        return False
+    for label, body in (("true", stmt.body), ("false", stmt.orelse)):
+        if label in one.culprit and label not in one.healthy and body and isinstance(body[-1], jump):
+            return True
+    return False
+
+
+def _after(node: Node) -> list[Node]:
+    return [other for _, other in node.ways]
+
+
+def _after_all(nodes: Iterable[Node]) -> list[Node]:
+    return [other for node in nodes for other in _after(node)]
+
+
+def _forward(starts: Iterable[Node], stops: set[Node]) -> set[Node]:
+    """All that can follow, up to and with the stops."""
+    seen: set[Node] = set()
+    todo = list(starts)
+    while todo:
+        node = todo.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        if node not in stops:
+            todo.extend(_after(node))
+    return seen
+
+
+class _Search:
+    """Finds the places between a start and two ends where the ways to them part."""
+
+    def __init__(self, flow: Flow, sides: tuple[tuple[int, ...], tuple[int, ...]]) -> None:
+        self.flow = flow
+        self.sides = sides
+        self.healthy, self.culprit = flow.ends[1], flow.ends[2]
+        self.into: dict[Node, list[Node]] = {}
+        for node in flow.nodes:
+            for _, other in node.ways:
+                self.into.setdefault(other, []).append(node)
+
+    def _backward(self, goals: set[Node], without: set[Node]) -> set[Node]:
+        seen: set[Node] = set()
+        todo = [node for node in goals if node not in without]
+        while todo:
+            node = todo.pop()
+            if node in seen or node in without:
+                continue
+            seen.add(node)
+            todo.extend(self.into.get(node, ()))
+        return seen
+
+    def between(self, starts: Sequence[Node]) -> list[_Candidate]:
+        """Decisions on the way from the last common place to both ends."""
+        to_healthy = self._backward(self.healthy, self.culprit)
+        to_culprit = self._backward(self.culprit, self.healthy)
+        near = _forward(starts, self.healthy | self.culprit)
+        thrown = _forward([*starts, *(one for node in near for one in node.raises)], self.healthy | self.culprit)
+        found: list[_Candidate] = []
+        for node in self.flow.nodes:
+            if node not in thrown or node.kind in {"do", "joint", "except", "with"} or len(node.ways) < 2:
+                continue
+            one = self._decision(node, to_healthy, to_culprit)
+            if one is not None:
+                found.append(one)
+        handlers = self._handlers(near, to_healthy, to_culprit)
+        return self._without_raises(found, handlers) + handlers
+
+    def _decision(self, node: Node, to_healthy: set[Node], to_culprit: set[Node]) -> _Candidate | None:
+        ways = [(label, other in to_healthy, other in to_culprit, other) for label, other in node.ways]
+        parts = any(
+            h1 and c2 and (not c1 or not h2) and n1 is not n2 for _, h1, c1, n1 in ways for _, h2, c2, n2 in ways
+        )
+        if not parts:
+            return None
+        only_healthy = {label for label, h, c, _ in ways if h and not c}
+        only_culprit = {label for label, h, c, _ in ways if c and not h}
+        healthy = only_healthy or {label for label, h, _, _ in ways if h} - only_culprit
+        culprit = only_culprit or {label for label, _, c, _ in ways if c} - only_healthy
+        return _Candidate(node, healthy, culprit, bool(only_healthy and only_culprit))
+
+    def _handlers(self, near: set[Node], to_healthy: set[Node], to_culprit: set[Node]) -> list[_Candidate]:
+        found = []
+        for node in self.flow.nodes:
+            if node.kind not in {"except", "with"} or not node.trying:
+                continue
+            trying = node.trying & near
+            body = _forward([node], set()) if node.kind == "except" else set()
+            inside = {one for one in body if _within(one, node)}
+            for goal, to_goal, to_other, labels in (
+                (self.culprit, to_culprit, to_healthy, ({""}, {"raise"})),
+                (self.healthy, to_healthy, to_culprit, ({"raise"}, {""})),
+            ):
+                if node in to_goal and trying & to_other:
+                    one = _Candidate(node, set(labels[0]), set(labels[1]), node not in to_other)
+                    if goal & inside:
+                        (one.culprit if goal is self.culprit else one.healthy).add("in handler")
+                    one.raised_at = self._raised_at(one)
+                    found.append(one)
+                    break
+        return found
+
+    def _raised_at(self, one: _Candidate) -> int | None:
+        lines = {node.line for node in one.node.trying if isinstance(node.stmt, ast.Raise)}
+        return min(lines) if len(lines) == 1 else None
+
+    def _without_raises(self, found: list[_Candidate], handlers: list[_Candidate]) -> list[_Candidate]:
+        """Leave out conditions that only lead to a raise which a handler swallows: the handler is the line."""
+        kept = []
+        for one in found:
+            covered = [handler for handler in handlers if one.node in handler.node.trying]
+            stmt = one.node.stmt
+            bodies = [*stmt.body[-1:], *stmt.orelse[-1:]] if isinstance(stmt, ast.If) else []
+            if covered and (any(isinstance(last, ast.Raise) for last in bodies) or isinstance(stmt, ast.Assert)):
+                continue
+            kept.append(one)
+        return kept
+
+    def around(self, starts: Sequence[Node]) -> list[_Candidate]:
+        """Decisions of a loop that skip the very call at which all ranks are, in unlike trips."""
+        goals = self.healthy & self.culprit
+        near = _forward(starts, goals)
+        found = []
+        for node in self.flow.nodes:
+            if node not in near or node.kind not in {"if", "match", "expression"} or len(node.ways) < 2:
+                continue
+            reach = {label: _forward([other], {node}) & goals for label, other in node.ways}
+            taking = {label for label, hit in reach.items() if hit}
+            skipping = {label for label, _ in node.ways} - taking
+            if taking and skipping:
+                found.append(_Candidate(node, taking, skipping, forced=False))
+        return found
+
+
+def _within(node: Node, handler: Node) -> bool:
+    stmt = handler.stmt
+    if not isinstance(stmt, ast.ExceptHandler):
+        return False
+    inside = {id(one) for one in ast.walk(stmt)}
+    return id(node.stmt) in inside or (node.file == handler.file and stmt.lineno < node.line <= (stmt.end_lineno or 0))
+
+
+def left_at(
+    healthy: Sequence[Frame],
+    culprit: Sequence[Frame],
+    read: Callable[[str], str | None],
+    *,
+    before: Sequence[Frame] | None = None,
+    states: Mapping[int, State] | None = None,
+    healthy_ranks: Iterable[int] = (),
+    culprit_ranks: Iterable[int] = (),
+) -> tuple[LeftAt | None, dict[int, str]]:
+    """The line where the ways to two places part, and what its condition was by rank.
+
+    Args:
+        healthy: the stack of the healthy ranks, innermost first; empty: they have ended.
+        culprit: the culprit's, the same.
+        read: the text of a file.
+        before: the stack of the last collective they had in common.
+        states: for values of variables.
+        healthy_ranks: who is there.
+        culprit_ranks: the same.
+
+    """
+    found = Locator(read, states or {}).part(before, healthy, culprit, healthy_ranks, culprit_ranks)
+    return (None, {}) if found is None else (found.left_at, found.values)
+
+
+__all__ = ["UNKNOWN", "Locator", "Parting", "left_at", "own"]

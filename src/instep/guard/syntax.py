@@ -1,0 +1,572 @@
+"""The flow of control through the user's functions: which statements can follow which, and where ways part.
+
+A program is walked along the stacks that are known: where a stack goes on into a function of the user, that function's
+flow is laid in at the call. So one graph holds the ways of several ranks, through loops, handlers and calls.
+"""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+Scope = ast.Module | ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
+_SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
+_NESTED = (*_SCOPES, ast.ClassDef)
+_COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+_ENDS = {"exit", "quit", "_exit"}  # sys.exit(), os._exit(): calls that do not come back
+
+
+@dataclass(frozen=True)
+class Step:
+    """One of the user's frames in a stack.
+
+    Attributes:
+        file: its file.
+        function: the code's own name.
+        line: where it is.
+        calls: names of the functions between it and the user's next frame inwards, nearest first.
+        engine: whether a library lies between it and its caller that may call it any number of times.
+
+    """
+
+    file: str
+    function: str
+    line: int
+    calls: tuple[str, ...] = ()
+    engine: bool = False
+
+
+@dataclass(eq=False)
+class Node:
+    """One point of the flow.
+
+    Attributes:
+        kind: "if", "while", "for", "match", "assert", "expression", "except", "with" for places where ways part;
+            "do" for a statement; "joint" for the rest.
+        line: of the statement.
+        file: its file.
+        function: its name.
+        stmt: the syntax tree.
+        ways: what can follow: (label, node); labels of decisions: "true", "false", "body", "end", "case N".
+        trying: for "except": the statements inside the try.
+        raises: handlers that an error here may lead to.
+
+    """
+
+    kind: str
+    line: int
+    file: str
+    function: str
+    stmt: ast.AST | None = None
+    ways: list[tuple[str, Node]] = field(default_factory=list)
+    trying: set[Node] = field(default_factory=set)
+    raises: tuple[Node, ...] = ()
+    depth: int = 0
+
+    def to(self, other: Node, label: str = "") -> Node:
+        """Add a way."""
+        self.ways.append((label, other))
+        return self
+
+
+class Sources:
+    """The user's files, each read and parsed once."""
+
+    def __init__(self, read: Callable[[str], str | None]) -> None:
+        self._read = read
+        self._texts: dict[str, list[str]] = {}
+        self._trees: dict[str, ast.Module | None] = {}
+
+    def lines(self, file: str) -> list[str]:
+        """The lines of a file; none where it cannot be read."""
+        if file not in self._texts:
+            try:
+                text = self._read(file)
+            except (OSError, UnicodeDecodeError, ValueError):
+                text = None
+            self._texts[file] = text.splitlines() if text else []
+        return self._texts[file]
+
+    def line(self, file: str, number: int) -> str:
+        """One line, without the spaces around it."""
+        lines = self.lines(file)
+        return lines[number - 1].strip() if 0 < number <= len(lines) else ""
+
+    def tree(self, file: str) -> ast.Module | None:
+        """The syntax tree of a file."""
+        if file not in self._trees:
+            try:
+                self._trees[file] = ast.parse("\n".join(self.lines(file)) + "\n") if self.lines(file) else None
+            except (SyntaxError, ValueError, RecursionError):
+                self._trees[file] = None
+        return self._trees[file]
+
+    def scope(self, file: str, function: str, line: int) -> Scope | None:
+        """The innermost function of this name around a line."""
+        tree = self.tree(file)
+        if tree is None or function == "<module>":
+            return tree
+        found: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | None = None
+        for node in ast.walk(tree):
+            if (
+                isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda))
+                and _name(node) == function
+                and _covers(node, line)
+            ):
+                found = node if found is None or node.lineno >= found.lineno else found
+        return found
+
+    def statement(self, file: str, line: int) -> ast.stmt | None:
+        """The innermost statement whose own part, without its body, holds a line."""
+        tree = self.tree(file)
+        found = None
+        for node in ast.walk(tree) if tree else ():
+            if isinstance(node, ast.stmt) and node.lineno <= line <= own_end(node):
+                found = node if found is None or node.lineno >= found.lineno else found
+        return found
+
+
+def _name(scope: Scope) -> str:
+    return getattr(scope, "name", "<lambda>")
+
+
+def _covers(node: ast.AST, line: int) -> bool:
+    first = min([node.lineno, *(one.lineno for one in getattr(node, "decorator_list", ()))])  # type: ignore[attr-defined]
+    return bool(first <= line <= (node.end_lineno or first))  # type: ignore[attr-defined]
+
+
+def own_end(stmt: ast.stmt) -> int:
+    """The last line of a statement's own part: of a compound one its head."""
+    end = stmt.end_lineno or stmt.lineno
+    body = getattr(stmt, "body", None) or getattr(stmt, "cases", None)
+    if isinstance(stmt, ast.Match):
+        return max(stmt.lineno, stmt.subject.end_lineno or stmt.lineno)
+    if not body:
+        return end
+    first = body[0]
+    start = min([first.lineno, *(one.lineno for one in getattr(first, "decorator_list", ()))])
+    return max(stmt.lineno, start - 1) if start > stmt.lineno else stmt.lineno
+
+
+def head(stmt: ast.AST) -> list[ast.AST]:
+    """The expressions that a compound statement evaluates itself."""
+    parts: list[ast.AST | None] = []
+    if isinstance(stmt, (ast.If, ast.While)):
+        parts = [stmt.test]
+    elif isinstance(stmt, (ast.For, ast.AsyncFor)):
+        parts = [stmt.iter]
+    elif isinstance(stmt, (ast.With, ast.AsyncWith)):
+        parts = [one.context_expr for one in stmt.items]
+    elif isinstance(stmt, ast.Match):
+        parts = [stmt.subject]
+    elif isinstance(stmt, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+        parts = list(stmt.decorator_list)
+    elif isinstance(stmt, ast.Try):
+        parts = []
+    else:
+        parts = [stmt]
+    return [one for one in parts if one is not None]
+
+
+def calls(parts: Iterable[ast.AST]) -> Iterator[tuple[ast.Call, bool]]:
+    """All calls in some expressions; whether each is made under a condition."""
+    todo = [(one, False) for one in parts]
+    while todo:
+        node, maybe = todo.pop()
+        if isinstance(node, ast.Call):
+            yield node, maybe
+        for name, value in ast.iter_fields(node):
+            below = maybe or _conditional(node, name)
+            for index, child in enumerate(value if isinstance(value, list) else [value]):
+                if isinstance(child, ast.AST):
+                    todo.append((child, below or (isinstance(node, ast.BoolOp) and index > 0)))
+
+
+def _conditional(node: ast.AST, name: str) -> bool:
+    if isinstance(node, ast.IfExp):
+        return name in {"body", "orelse"}
+    if isinstance(node, _COMPREHENSIONS):
+        return name != "generators"
+    return isinstance(node, ast.Lambda)
+
+
+def called(call: ast.Call) -> str:
+    """The last part of the name that a call calls."""
+    func = call.func
+    return func.attr if isinstance(func, ast.Attribute) else func.id if isinstance(func, ast.Name) else ""
+
+
+def condition(parts: Sequence[ast.AST], names: Sequence[str]) -> tuple[ast.expr | None, str]:
+    """The condition inside a statement under which a call of one of these names is made, and the label of its way."""
+    best: tuple[ast.expr | None, str] = (None, "")
+    for node in (child for part in parts for child in ast.walk(part)):
+        options: list[tuple[ast.expr, str, list[ast.AST]]] = []
+        if isinstance(node, ast.IfExp):
+            options = [(node.test, "true", [node.body]), (node.test, "false", [node.orelse])]
+        elif isinstance(node, ast.BoolOp):
+            label = "true" if isinstance(node.op, ast.And) else "false"
+            options = [(one, label, list(node.values[at + 1 :])) for at, one in enumerate(node.values[:-1])]
+        elif isinstance(node, _COMPREHENSIONS):
+            elements = [node.key, node.value] if isinstance(node, ast.DictComp) else [node.elt]
+            options = [(test, "true", list(elements)) for one in node.generators for test in one.ifs]
+        for test, label, below in options:
+            found = [called(call) for call, _ in calls(below)]
+            if any(name in names for name in found):
+                return test, label
+            if found and best[0] is None:
+                best = (test, label)
+    return best
+
+
+@dataclass
+class _Context:
+    """What leaves the statements that are being laid out."""
+
+    returns: Node
+    breaks: Node | None = None
+    continues: Node | None = None
+    raises: tuple[Node, ...] = ()
+    unwinds: Node | None = None  # where an error goes after all handlers here, through `finally`
+    tries: tuple[set[Node], ...] = ()
+
+
+@dataclass(eq=False)
+class _Way:
+    """A stack that is laid in: its steps, and the nodes where it ends."""
+
+    steps: tuple[Step, ...]
+    ends: set[Node] = field(default_factory=set)
+
+
+class Flow:
+    """The flow of control along several stacks that begin in the same function.
+
+    Args:
+        sources: the user's files.
+        stacks: each outermost first; an empty one stands for a program that has ended.
+
+    Attributes:
+        entry: where the program begins.
+        exit: where it ends.
+        ends: for each stack the nodes where it is.
+
+    """
+
+    _LIMIT = 12_000  # nodes: no program that people write is larger along a few stacks
+
+    def __init__(self, sources: Sources, stacks: Sequence[Sequence[Step]]) -> None:
+        self.sources = sources
+        self.nodes: list[Node] = []
+        self._ways = [_Way(tuple(one)) for one in stacks]
+        self.exit = self._node("joint", 0, "", "", None, 0)
+        filled = [way for way in self._ways if way.steps]
+        first = filled[0].steps[0] if filled else None
+        self.entry = self.exit
+        if first is not None:
+            together = [way for way in filled if _same(way.steps[0], first)]
+            self.entry = self._scope(together, 0, self.exit, (), (), None)
+        for way in self._ways:
+            if not way.steps:
+                way.ends.add(self.exit)
+        self.ends = [way.ends for way in self._ways]
+
+    # Functions
+
+    def _node(self, kind: str, line: int, file: str, function: str, stmt: ast.AST | None, depth: int) -> Node:
+        node = Node(kind, line, file, function, stmt, depth=depth)
+        if len(self.nodes) > self._LIMIT:
+            raise RecursionError
+        self.nodes.append(node)
+        return node
+
+    def _scope(
+        self,
+        ways: list[_Way],
+        depth: int,
+        after: Node,
+        raises: tuple[Node, ...],
+        tries: tuple[set[Node], ...],
+        unwinds: Node | None,
+    ) -> Node:
+        """Lay out the function in which all these stacks are at this depth; its first node."""
+        step = ways[0].steps[depth]
+        scope = self.sources.scope(step.file, step.function, step.line)
+        here = _Layout(self, step, ways, depth)
+        context = _Context(after, raises=raises, unwinds=unwinds, tries=tries)
+        if scope is None:
+            return here.unknown(after, context)
+        body: list[ast.stmt] = (
+            [ast.copy_location(ast.Expr(scope.body), scope.body)] if isinstance(scope, ast.Lambda) else scope.body
+        )
+        here.choose(scope, body)
+        return here.block(body, after, context)
+
+
+def _same(one: Step, other: Step) -> bool:
+    return (one.file, one.function) == (other.file, other.function)
+
+
+class _Layout:
+    """Lays out one function."""
+
+    def __init__(self, flow: Flow, step: Step, ways: list[_Way], depth: int) -> None:
+        self.flow = flow
+        self.step = step
+        self.ways = ways
+        self.depth = depth
+        self.at: dict[int, list[_Way]] = {}  # id of a statement -> the stacks that are at it
+
+    def node(self, kind: str, stmt: ast.AST | None, line: int | None = None) -> Node:
+        at = line if line is not None else getattr(stmt, "lineno", self.step.line)
+        return self.flow._node(kind, at, self.step.file, self.step.function, stmt, self.depth)  # noqa: SLF001
+
+    def choose(self, scope: Scope, body: list[ast.stmt]) -> None:
+        """Find for each stack the statement of this function that it is at."""
+        statements = list(_statements(body))
+        for way in self.ways:
+            step = way.steps[self.depth]
+            near = [one for one in statements if one.lineno <= step.line <= own_end(one)]
+            deeper = way.steps[self.depth + 1].function if len(way.steps) > self.depth + 1 else ""
+            wanted = {*step.calls, deeper} - {""}
+            named = [one for one in near if any(called(call) in wanted for call, _ in calls(head(one)))]
+            calling = [one for one in near if any(True for _ in calls(head(one)))]
+            pick = (named or calling or near)[-1:]
+            if not pick and scope is not None:  # an unusual line, such as a handler's head
+                before = [one for one in statements if one.lineno <= step.line]
+                pick = before[-1:] or statements[:1]
+            for one in pick:
+                self.at.setdefault(id(one), []).append(way)
+
+    def unknown(self, after: Node, context: _Context) -> Node:
+        """A function whose source is not there: all stacks are at one node of it."""
+        node = self.node("do", None)
+        self.at[id(None)] = self.ways
+        return self._call(node, self.ways, after, context, maybe=False)
+
+    # Statements, from the last to the first
+
+    def block(self, body: Sequence[ast.stmt], after: Node, context: _Context) -> Node:
+        for stmt in reversed(body):
+            after = self.statement(stmt, after, context)
+        return after
+
+    def statement(self, stmt: ast.stmt, after: Node, context: _Context) -> Node:  # noqa: C901, PLR0911
+        if isinstance(stmt, ast.If):
+            return self._if(stmt, after, context)
+        if isinstance(stmt, (ast.For, ast.AsyncFor, ast.While)):
+            return self._loop(stmt, after, context)
+        if isinstance(stmt, ast.Try) or type(stmt).__name__ == "TryStar":
+            return self._try(stmt, after, context)  # type: ignore[arg-type]
+        if isinstance(stmt, (ast.With, ast.AsyncWith)):
+            return self._with(stmt, after, context)
+        if isinstance(stmt, ast.Match):
+            return self._match(stmt, after, context)
+        if isinstance(stmt, ast.Return):
+            return self.plain(stmt, context.returns, context)
+        if isinstance(stmt, ast.Break):
+            return self.plain(stmt, context.breaks or after, context)
+        if isinstance(stmt, ast.Continue):
+            return self.plain(stmt, context.continues or after, context)
+        if isinstance(stmt, ast.Raise):
+            return self._raise(stmt, context)
+        if isinstance(stmt, ast.Assert):
+            node = self.node("assert", stmt)
+            self._track(node, context)
+            node.to(after, "true")
+            for handler in context.raises:
+                node.to(handler, "false")
+            return self._before(stmt, [stmt.test], node, context)
+        if isinstance(stmt, ast.ClassDef):
+            return self.block(stmt.body, after, context)
+        return self.plain(stmt, after, context)
+
+    def plain(self, stmt: ast.stmt, after: Node, context: _Context) -> Node:
+        parts = head(stmt)
+        names = [called(call) for call, _ in calls(parts)]
+        if any(name in _ENDS for name in names):
+            after = context.unwinds or self.flow.exit
+        node = self.node("do", stmt)
+        self._track(node, context)
+        here = self.at.get(id(stmt), [])
+        return self._call(node, here, after, context, maybe=self._maybe(parts, here))
+
+    def _before(self, stmt: ast.AST, parts: list[ast.AST], then: Node, context: _Context) -> Node:
+        """What happens in the head of a compound statement, where a stack is inside it."""
+        here = self.at.get(id(stmt), [])
+        if not here:
+            return then
+        node = self.node("do", stmt)
+        self._track(node, context)
+        return self._call(node, here, then, context, maybe=self._maybe(parts, here))
+
+    def _maybe(self, parts: list[ast.AST], ways: list[_Way]) -> bool:
+        """Whether the statement makes the call that these stacks are in only under a condition."""
+        wanted = {name for way in ways for name in self._names(way)}
+        found = list(calls(parts))
+        named = [maybe for call, maybe in found if called(call) in wanted] or [maybe for _, maybe in found]
+        return bool(named) and all(named)
+
+    def _names(self, way: _Way) -> set[str]:
+        step = way.steps[self.depth]
+        deeper = way.steps[self.depth + 1].function if len(way.steps) > self.depth + 1 else ""
+        return {*step.calls, deeper} - {""}
+
+    def _call(self, node: Node, ways: list[_Way], after: Node, context: _Context, *, maybe: bool) -> Node:
+        """Lay in what the stacks at this statement are inside of."""
+        ending = [way for way in ways if len(way.steps) == self.depth + 1]
+        groups: list[list[_Way]] = []
+        for way in ways:
+            if way in ending:
+                continue
+            step = way.steps[self.depth + 1]
+            fit = [one for one in groups if self._same_scope(one[0].steps[self.depth + 1], step)]
+            fit[0].append(way) if fit else groups.append([way])
+        if not ending and not groups:
+            return node.to(after)
+        exits: list[Node] = []
+        starts: list[Node] = []
+        if ending:
+            target = self.node("do", node.stmt, node.line)
+            self._track(target, context)
+            for way in ending:
+                way.ends.add(target)
+            starts.append(target)
+            exits.append(target)
+        engine = False
+        for group in groups:
+            done = self.node("joint", None, node.line)
+            starts.append(self.flow._scope(group, self.depth + 1, done, context.raises, context.tries, context.unwinds))  # noqa: SLF001
+            exits.append(done)
+            engine = engine or any(way.steps[self.depth + 1].engine for way in group)
+        several = len(starts) > 1
+        if maybe or several:
+            node.kind = "expression"
+        for at, start in enumerate(starts):
+            node.to(start, f"call {at}" if several else "call")
+        if maybe or engine:
+            node.to(after, "skip")
+        for at, end in enumerate(exits):
+            end.to(after)
+            if engine:
+                end.to(node)
+            elif several:
+                for other in range(len(starts)):
+                    if other != at:
+                        end.to(starts[other])
+        return node
+
+    def _same_scope(self, one: Step, other: Step) -> bool:
+        if not _same(one, other):
+            return False
+        sources = self.flow.sources
+        return sources.scope(one.file, one.function, one.line) is sources.scope(other.file, other.function, other.line)
+
+    def _track(self, node: Node, context: _Context) -> None:
+        node.raises = context.raises
+        for one in context.tries:
+            one.add(node)
+
+    def _if(self, stmt: ast.If, after: Node, context: _Context) -> Node:
+        node = self.node("if", stmt)
+        self._track(node, context)
+        node.to(self.block(stmt.body, after, context), "true")
+        node.to(self.block(stmt.orelse, after, context), "false")
+        return self._before(stmt, [stmt.test], node, context)
+
+    def _loop(self, stmt: ast.For | ast.AsyncFor | ast.While, after: Node, context: _Context) -> Node:
+        node = self.node("while" if isinstance(stmt, ast.While) else "for", stmt)
+        self._track(node, context)
+        begin = self._before(stmt, head(stmt), node, context)
+        again = begin
+        inner = _Context(context.returns, after, again, context.raises, context.unwinds, context.tries)
+        node.to(self.block(stmt.body, again, inner), "body")
+        if not (isinstance(stmt, ast.While) and isinstance(stmt.test, ast.Constant) and stmt.test.value):
+            node.to(self.block(stmt.orelse, after, context), "end")
+        return begin
+
+    def _match(self, stmt: ast.Match, after: Node, context: _Context) -> Node:
+        node = self.node("match", stmt)
+        self._track(node, context)
+        full = False
+        for case in stmt.cases:
+            node.to(self.block(case.body, after, context), f"case {case.pattern.lineno}")
+            full = full or (isinstance(case.pattern, ast.MatchAs) and case.pattern.pattern is None and not case.guard)
+        if not full:
+            node.to(after, "none")
+        return self._before(stmt, [stmt.subject], node, context)
+
+    def _with(self, stmt: ast.With | ast.AsyncWith, after: Node, context: _Context) -> Node:
+        inner = context
+        if any(called(call) == "suppress" for call, _ in calls(head(stmt))):
+            handler = self.node("with", stmt)
+            handler.to(after)
+            inner = _Context(
+                context.returns,
+                context.breaks,
+                context.continues,
+                (handler,),
+                context.unwinds,
+                (*context.tries, handler.trying),
+            )
+        body = self.block(stmt.body, after, inner)
+        node = self.node("do", stmt)
+        self._track(node, context)
+        return self._call(node, self.at.get(id(stmt), []), body, context, maybe=False)
+
+    def _raise(self, stmt: ast.Raise, context: _Context) -> Node:
+        node = self.node("do", stmt)
+        self._track(node, context)
+        kind = ast.unparse(stmt.exc) if stmt.exc is not None else ""
+        if kind.startswith("SystemExit"):
+            return node.to(context.unwinds or self.flow.exit)
+        for handler in context.raises:
+            node.to(handler, "raise")
+        if not context.raises:
+            node.to(context.unwinds or self.flow.exit, "raise")
+        return node
+
+    def _try(self, stmt: ast.Try, after: Node, context: _Context) -> Node:
+        outer = context
+        if stmt.finalbody:  # laid out once for each way of leaving
+            after = self.block(stmt.finalbody, after, context)
+            outer = _Context(
+                self.block(stmt.finalbody, context.returns, context),
+                self.block(stmt.finalbody, context.breaks, context) if context.breaks else None,
+                self.block(stmt.finalbody, context.continues, context) if context.continues else None,
+                tuple(self.block(stmt.finalbody, one, context) for one in context.raises),
+                self.block(stmt.finalbody, context.unwinds or self.flow.exit, context),
+                context.tries,
+            )
+        handlers: list[Node] = []
+        everything = False
+        for handler in stmt.handlers:
+            node = self.node("except", handler)
+            node.to(self.block(handler.body, after, outer))
+            handlers.append(node)
+            kinds = (
+                {name.id for name in ast.walk(handler.type) if isinstance(name, ast.Name)} if handler.type else set()
+            )
+            everything = everything or handler.type is None or bool(kinds & {"Exception", "BaseException"})
+        tries = (*outer.tries, *(one.trying for one in handlers))
+        raises = tuple(handlers) if everything else (*handlers, *outer.raises)
+        inner = _Context(outer.returns, outer.breaks, outer.continues, raises, outer.unwinds, tries)
+        orelse = self.block(stmt.orelse, after, outer)
+        return self.block(stmt.body, orelse, inner)
+
+
+def _statements(body: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
+    """All statements of a function, in the order of the file, without those of functions defined in it."""
+    for stmt in body:
+        yield stmt
+        if isinstance(stmt, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            continue
+        for name in ("body", "handlers", "cases", "orelse", "finalbody"):
+            for part in getattr(stmt, name, ()):
+                if isinstance(part, (ast.ExceptHandler, ast.match_case)):
+                    yield from _statements(part.body)
+                elif isinstance(part, ast.stmt):
+                    yield from _statements([part])

@@ -1,0 +1,568 @@
+"""The verdict over all ranks: a pure function of what is known of them.
+
+What is proven needs no time: the same collective that differs between ranks, one that has ended while others wait for
+it, a ring of waits. What stands still without proof is a suspicion; what works is never one.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from instep.guard import alignment, waits as waiting
+from instep.guard.alignment import Apart, Key, State, Unlike, own, site
+from instep.guard.conditions import UNKNOWN, evaluate
+from instep.guard.locate import Locator, Parting
+from instep.guard.syntax import called, calls, head
+from instep.guard.verdicts import Kind, LeftAt, Verdict, Waiting
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from instep.guard.records import Frame, Op, View
+    from instep.guard.waits import Wait
+
+_STILL_S = 1.0  # a rank that sleeps for less is not looked at
+_MOVING_FACTS = ("rate", "lr", "step", "loss", "order")  # differ rightly while ranks are at unlike steps
+
+
+def read_text(path: str) -> str | None:
+    """A source file's text, None where it cannot be read."""
+    try:
+        return Path(path).read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+
+
+def judge(views: Sequence[View], read: Callable[[str], str | None] = read_text) -> Verdict | None:
+    """Whether the ranks of a job are out of step.
+
+    Args:
+        views: of all ranks.
+        read: gives the text of a source file, None where it cannot be had.
+
+    Returns:
+        None where nothing is wrong, or where a rank that the others wait for is at work.
+
+    """
+    return _Judge(views, read).verdict() if len(views) > 1 else None
+
+
+def waits(views: Sequence[View], read: Callable[[str], str | None] = read_text) -> list[str]:
+    """Who waits for whom, in words for the screen, longest first."""
+    return _Judge(views, read).notes()
+
+
+class _Judge:
+    def __init__(self, views: Sequence[View], read: Callable[[str], str | None]) -> None:
+        self.states = [alignment.state(view) for view in sorted(views, key=lambda one: one.rank)]
+        self.of = {one.rank: one for one in self.states}
+        self.locator = Locator(read, self.of)
+        self.sources = self.locator.sources
+        self.waits = waiting.waits(self.states, self.sources)
+        self.ended = {one.rank for one in self.states if one.ended is not None and not one.secondary}
+
+    def verdict(self) -> Verdict | None:
+        found = self.mismatch() or self.gone() or self.ring() or self.behind() or self.roots() or self.silent()
+        return found if found is None else replace(found, waiting=self.places())
+
+    # Proof: the same collective is not the same
+
+    def mismatch(self) -> Verdict | None:
+        found: list[Unlike] = []
+        for key in alignment.groups(self.states):
+            one = alignment.first_unlike(self.states, key)
+            if one is not None:
+                found.append(one)
+        if not found:
+            return None
+        unlike = min(found, key=self._asked_at)
+        earlier = alignment.first_apart(self.states, unlike.key, before=unlike.index)
+        sides = earlier.sites if earlier else alignment.classes(unlike.ops)
+        ops = earlier.ops if earlier else unlike.ops
+        index = earlier.index if earlier else unlike.index
+        healthy, culprits = _sides(sides)
+        parting = self._part_ops(unlike.key, index, ops, healthy, culprits)
+        ranks = self._blame(sides, parting)
+        classes = alignment.classes(unlike.ops)
+        words = " and ".join(f"{_op_words(unlike.ops[one[0]])} on {_ranks(one)}" for one in classes)
+        reason = f"the collective #{unlike.index} of {self._group(unlike.key)} is not the same on all ranks: {words}"
+        evidence = [f"they differ in their {unlike.what}"]
+        if earlier:
+            evidence.append(f"already #{earlier.index} was called from unlike lines: {self._sites(earlier)}")
+        return self._made("mismatch", True, ranks, parting, reason, evidence, silent=not self._anyone_waits(unlike))
+
+    def _asked_at(self, unlike: Unlike) -> int:
+        return min(op.time_ns for op in unlike.ops.values())
+
+    def _anyone_waits(self, unlike: Unlike) -> bool:
+        if any(one.ended is not None for one in self.states):
+            return True
+        return any(not op.done and self.of[rank].still_s >= 0.25 for rank, op in unlike.ops.items()) or bool(
+            waiting.stuck(self.waits, self.ended)
+        )
+
+    def _sites(self, apart: Apart) -> str:
+        words = []
+        for ranks in apart.sites:
+            place = apart.ops[ranks[0]].user_site()
+            if place is not None:
+                words.append(f"{Path(place.file).name}:{place.line} on {_ranks(ranks)}")
+        return ", ".join(words)
+
+    # Where they parted
+
+    def _part_ops(
+        self, key: Key, index: int, ops: Mapping[int, Op], healthy: Sequence[int], culprits: Sequence[int]
+    ) -> Parting | None:
+        """Between two operations at the same index."""
+        one, other = ops[healthy[0]], ops[culprits[0]]
+        shifted = site(one.frames) == site(other.frames) and self._other_trip(key, one, other, healthy[0], culprits[0])
+        return self.locator.part(
+            self._before(key, index, healthy[0], culprits[0]),
+            self._with_values(one.frames, healthy[0]),
+            self._with_values(other.frames, culprits[0]),
+            healthy,
+            culprits,
+            shifted=shifted,
+        )
+
+    def _with_values(self, frames: Sequence[Frame], rank: int) -> Sequence[Frame]:
+        del rank  # values are found by function
+        return frames
+
+    def _other_trip(self, key: Key, one: Op, other: Op, healthy: int, culprit: int) -> bool:
+        """Whether two unlike operations of one line are from unlike trips: what one rank does there the other has done."""
+        place = site(one.frames)
+        for mine, theirs, rank in ((other, one, healthy), (one, other, culprit)):
+            done = [
+                op for op in self.of[rank].ops.get(key, {}).values() if site(op.frames) == place and op is not theirs
+            ]
+            if any((op.kind, op.sizes, op.dtypes) == (mine.kind, mine.sizes, mine.dtypes) for op in done):
+                return True
+        texts = []
+        for rank in (healthy, culprit):
+            frame = self.of[rank].here()
+            if frame is None or (frame.file, own(frame.function), frame.line) != place[-1]:
+                return False
+            texts.append(frame)
+        return _loop_values_differ(self.locator, texts[0], texts[1])
+
+    def _before(self, key: Key, index: int, healthy: int, culprit: int) -> tuple[Frame, ...] | None:
+        """The last collective before an index that both ranks called from the same place."""
+        mine, theirs = self.of[healthy].ops.get(key, {}), self.of[culprit].ops.get(key, {})
+        at = next((op for other_key, op in self.of[healthy].order if other_key == key and op.index == index), None)
+        for other_key, op in reversed(self._until(healthy, at)):
+            twin = self.of[culprit].ops.get(other_key, {}).get(op.index)
+            if twin is not None and site(twin.frames) == site(op.frames) and site(op.frames):
+                return op.frames
+        for before in range(index - 1, 0, -1):
+            if before in mine and before in theirs and site(mine[before].frames) == site(theirs[before].frames):
+                return mine[before].frames
+        return None
+
+    def _until(self, rank: int, op: Op | None) -> list[tuple[Key, Op]]:
+        order = self.of[rank].order
+        places = [at for at, (_, one) in enumerate(order) if one is op]
+        return order[: places[0]] if places else order
+
+    def _last_common(self, healthy: int, culprit: int) -> tuple[Frame, ...] | None:
+        """The last collective of any group that both have called, in the healthy rank's order."""
+        for key, op in reversed(self.of[healthy].order):
+            twin = self.of[culprit].ops.get(key, {}).get(op.index)
+            if twin is not None and site(twin.frames) == site(op.frames) and site(op.frames):
+                return op.frames
+        return None
+
+    def _blame(self, sides: Sequence[Sequence[int]], parting: Parting | None) -> tuple[int, ...]:
+        """Who is wrong: all but the majority; where there is none, whom the line shows, else all."""
+        most = [one for one in sides if len(one) == len(sides[0])]
+        if len(most) == 1:
+            return tuple(sorted(rank for one in sides[1:] for rank in one))
+        if parting is not None and parting.leavers:
+            return tuple(sorted(parting.leavers))
+        handling = [rank for one in sides for rank in one if self.of[rank].handled]
+        if handling and len(handling) < sum(len(one) for one in sides):
+            return tuple(sorted(handling))
+        return tuple(sorted(rank for one in most for rank in one))
+
+    # Proof: one has ended
+
+    def gone(self) -> Verdict | None:
+        if not self.ended:
+            return None
+        victims = {one.rank for one in self.states if one.secondary}
+        victims |= {rank for rank, wait in self.waits.items() if wait.needs & self.ended and wait.every}
+        victims |= waiting.stuck(self.waits, self.ended)
+        if not victims:
+            return None
+        worse = [rank for rank in sorted(self.ended) if self.of[rank].ended != "finished"]
+        if worse:
+            return self._dead(worse, victims)
+        return self._left(sorted(self.ended), sorted(victims))
+
+    def _dead(self, ranks: Sequence[int], victims: Iterable[int]) -> Verdict:
+        state = self.of[ranks[0]]
+        error = state.error
+        frames = error.frames if error else state.stack
+        frame = next((one for one in frames if one.user), None)
+        left_at = None
+        if frame is not None:
+            why = f"{error.kind} was raised here" if error else "it stood here shortly before it was ended"
+            left_at = LeftAt(
+                frame.file, frame.line, own(frame.function), self.sources.line(frame.file, frame.line), why
+            )  # fmt: skip
+        code = state.view.process.exit_code
+        how = f"failed with {error.kind}: {error.text}" if error else _signal_words(code)
+        reason = f"{_ranks(ranks)} {how}, while {_ranks(sorted(victims))} wait for it"
+        return Verdict("dead", True, tuple(ranks), left_at, reason=reason)
+
+    def _left(self, left: Sequence[int], victims: Sequence[int]) -> Verdict:
+        """Ranks that came to the end of the program while others were in a collective."""
+        key, apart = self._apart_before(left, victims)
+        rank = next((one for one in victims if one in self.waits and self.waits[one].op), victims[0])
+        wait = self.waits.get(rank)
+        op = wait.op if wait and wait.op else self._last_op(rank)
+        place = op.frames if op else self.of[rank].stack
+        sides = sorted([list(left), list(victims)], key=lambda one: (-len(one), one))
+        if apart is not None and key is not None:
+            sides = apart.sites
+            healthy, culprits = _sides(sides)
+            parting = self._part_ops(key, apart.index, apart.ops, healthy, culprits)
+        elif len(left) > len(victims):
+            parting = self.locator.part(self._last_common(rank, left[0]), (), place, left, victims)
+        else:
+            parting = self.locator.part(self._last_common(rank, left[0]), place, (), victims, left)
+        if apart is None and len(left) == len(victims) and not (parting and parting.leavers):
+            ranks = tuple(left)
+        else:
+            ranks = self._blame(sides, parting)
+        kind: Kind = "missing" if set(ranks) & set(left) else "extra"
+        words = f"{op.kind} #{op.index}" if op else "an exchange"
+        reason = f"{_ranks(left)} came to the end of the program while {_ranks(victims)} wait in {words}"
+        return self._made(kind, True, ranks, parting, reason, [])
+
+    def _last_op(self, rank: int) -> Op | None:
+        order = self.of[rank].order
+        open_ops = [op for _, op in order if not op.done]
+        return open_ops[0] if open_ops else order[-1][1] if order else None
+
+    def _apart_before(self, some: Iterable[int], others: Iterable[int]) -> tuple[Key | None, Apart | None]:
+        """An earlier index that was called from unlike lines, by some here and others there."""
+        for key in alignment.groups(self.states):
+            apart = alignment.first_apart(self.states, key)
+            if apart is not None and set(apart.ops) & set(some) and set(apart.ops) & set(others):
+                return key, apart
+        return None, None
+
+    # Proof: a ring of waits
+
+    def ring(self) -> Verdict | None:
+        inside = waiting.stuck(self.waits, ())
+        if not inside or not self._at_once(inside):
+            return None
+        proven = all(self.waits[rank].certain for rank in inside)
+        if any(not self.waits[rank].every for rank in inside):
+            proven = proven and min(waiting.stands_s(self.of[rank]) for rank in inside) >= 2.0
+        core = self._core(inside)
+        by_site: dict[object, list[int]] = {}
+        for rank in sorted(inside):
+            by_site.setdefault(site(self._standing(rank)), []).append(rank)
+        sides = sorted(by_site.values(), key=lambda one: (-len(one), one))
+        parting, ranks = None, tuple(sorted(core))
+        key, apart = self._apart_before(inside, inside)
+        if apart is not None and key is not None:
+            healthy, culprits = _sides(apart.sites)
+            parting = self._part_ops(key, apart.index, apart.ops, healthy, culprits)
+            ranks = self._blame(apart.sites, parting)
+        elif len(sides) > 1:
+            healthy, culprits = _sides(sides)
+            before = self._last_common(healthy[0], culprits[0])
+            parting = self.locator.part(
+                before, self._standing(healthy[0]), self._standing(culprits[0]), healthy, culprits
+            )  # fmt: skip
+            ranks = self._blame(sides, parting)
+        elif sides:
+            frames = self._standing(sides[0][0])
+            parting = self.locator.part(None, frames, frames, sides[0][:1], sides[0][1:])
+        words = "; ".join(
+            f"rank {rank} waits in {self.waits[rank].what} for {_ranks(sorted(self.waits[rank].needs))}"
+            for rank in sorted(inside)
+        )
+        return self._made("cycle", proven, ranks, parting, f"the ranks wait for one another: {words}", [])
+
+    def _core(self, inside: set[int]) -> set[int]:
+        """The ring itself, without those that only wait for one of it."""
+        core = set(inside)
+        while True:
+            needed = {need for rank in core for need in self.waits[rank].needs}
+            if core <= needed:
+                return core
+            core &= needed
+
+    def _at_once(self, ranks: Iterable[int]) -> bool:
+        """Whether they stood at one common moment, by what is known of each."""
+        spans = []
+        for rank in ranks:
+            state = self.of[rank]
+            if waiting.stands_s(state) < 0.25:
+                return False
+            spans.append((-state.seen_s - state.still_s, -state.seen_s if state.view.silent_s <= 1.0 else 0.0))
+        return max(begin for begin, _ in spans) <= min(end for _, end in spans) + 0.05
+
+    def _standing(self, rank: int) -> tuple[Frame, ...]:
+        """The stack of the collective that a rank waits in, else its present one."""
+        wait = self.waits.get(rank)
+        return wait.op.frames if wait and wait.op and wait.op.frames else self.of[rank].stack
+
+    # Suspicion: one does not come
+
+    def behind(self) -> Verdict | None:
+        late = {need for wait in self.waits.values() for need in wait.needs if wait.every}
+        late -= set(self.waits) | self.ended
+        late = {rank for rank in late if self.of[rank].ended is None}
+        if not late:
+            return None
+        states = [self.of[rank] for rank in sorted(late)]
+        if any(waiting.is_busy(one) or waiting.stands_s(one) < _STILL_S for one in states):
+            return None
+        if any(one.here() is None and not waiting.is_stopped(one) for one in states):
+            return None
+        waiters = sorted(rank for rank, wait in self.waits.items() if wait.needs & late)
+        goal = self._standing(waiters[0])
+        ranks = [one.rank for one in states]
+        if not all(self.locator.may_reach(one.stack, goal) for one in states):
+            return self._lost(ranks, waiters, goal)
+        return self._blocked(states, waiters)
+
+    def _lost(self, late: Sequence[int], waiters: Sequence[int], goal: Sequence[Frame]) -> Verdict:
+        """They stand where no way leads to the collective that the others wait in."""
+        key, apart = self._apart_before(late, waiters)
+        sides = sorted([list(late), list(waiters)], key=lambda one: (-len(one), one))
+        stack = self.of[late[0]].stack
+        before = self._last_common(waiters[0], late[0])
+        if apart is not None and key is not None:
+            sides = apart.sites
+            healthy, culprits = _sides(sides)
+            parting = self._part_ops(key, apart.index, apart.ops, healthy, culprits)
+        elif len(late) > len(waiters):
+            parting = self.locator.part(before, stack, goal, late, waiters)
+        else:
+            parting = self.locator.part(before, goal, stack, waiters, late)
+        ranks = self._blame(sides, parting) if len(late) != len(waiters) or apart or _shows(parting) else tuple(late)
+        kind: Kind = "missing" if set(ranks) & set(late) else "extra"
+        what = self.waits[waiters[0]].what
+        reason = f"{_ranks(waiters)} wait in {what}, where {_ranks(late)} will not come any more"
+        return self._made(kind, False, ranks, parting, reason, [])
+
+    def _blocked(self, states: Sequence[State], waiters: Sequence[int]) -> Verdict | None:
+        reasons = {}
+        for one in states:
+            word = "its process is stopped" if waiting.is_stopped(one) else waiting.blocked_in(one, self.sources)
+            if word is None:
+                return None
+            reasons[one.rank] = word
+        first = states[0]
+        frame = first.here()
+        left_at = None
+        if frame is not None:
+            source = self.sources.line(frame.file, frame.line)
+            why = "it is blocked here; it has not left the common path"
+            left_at = LeftAt(frame.file, frame.line, own(frame.function), source, why)
+        ranks = tuple(one.rank for one in states)
+        reason = f"{_ranks(ranks)} does not come: {reasons[first.rank]}; {_ranks(waiters)} wait for it"
+        return Verdict("blocked", False, ranks, left_at, reason=reason)
+
+    # Suspicion: all are there, and nothing happens
+
+    def roots(self) -> Verdict | None:
+        """All ranks stand in the same collective, each with a root of its own."""
+        if len(self.waits) < 2:
+            return None
+        found = {rank: self._root(rank) for rank in self.waits}
+        known = {rank: root for rank, root in found.items() if root is not None}
+        places = {site(self.of[rank].stack) for rank in known}
+        if len(known) < 2 or len(places) != 1 or len({root for _, root in known.values()}) < 2:
+            return None
+        counts = Counter(root for _, root in known.values())
+        most = counts.most_common(2)
+        majority = most[0][0] if len(most) < 2 or most[0][1] > most[1][1] else None
+        ranks = tuple(sorted(rank for rank, (_, root) in known.items() if root != majority))
+        frame = self.of[ranks[0]].here()
+        assert frame is not None
+        values = {rank: f"{word} = {root}" for rank, (word, root) in known.items()}
+        source = self.sources.line(frame.file, frame.line)
+        left_at = LeftAt(frame.file, frame.line, own(frame.function), source, "each rank names another root")
+        words = ", ".join(f"{root} on {_ranks([r for r, (_, x) in known.items() if x == root])}" for root in counts)
+        reason = f"the ranks do not agree on the root: {words}"
+        return Verdict("mismatch", False, ranks, left_at, values, reason=reason)
+
+    def _root(self, rank: int) -> tuple[str, int] | None:
+        state = self.of[rank]
+        frame = state.here()
+        stmt = self.sources.statement(frame.file, frame.line) if frame else None
+        if frame is None or stmt is None or waiting.stands_s(state) < _STILL_S:
+            return None
+        places = {"broadcast": ("src", 1), "reduce": ("dst", 1), "gather": ("dst", 2), "scatter": ("src", 2)}
+        for call, _ in calls(head(stmt)):
+            name = called(call).removesuffix("_object_list").removesuffix("_object")
+            if name not in places:
+                continue
+            word, position = places[name]
+            given: list[ast.expr] = [one.value for one in call.keywords if one.arg in {word, f"group_{word}"}]
+            given = given or list(call.args[position : position + 1])
+            values = state.values(frame.file, own(frame.function))
+            root = evaluate(given[0], values, rank, len(self.states)) if given else UNKNOWN
+            return (word, root) if isinstance(root, int) else None
+        return None
+
+    # Silent faults
+
+    def silent(self) -> Verdict | None:
+        for key in alignment.groups(self.states):
+            apart = alignment.first_apart(self.states, key)
+            if apart is None:
+                continue
+            healthy, culprits = _sides(apart.sites)
+            parting = self._part_ops(key, apart.index, apart.ops, healthy, culprits)
+            reason = f"the collective #{apart.index} of {self._group(key)} pairs calls from unlike lines: {self._sites(apart)}"
+            ranks = self._blame(apart.sites, parting)
+            return self._made("mismatch", False, ranks, parting, reason, [], silent=True)
+        return self._facts()
+
+    def _facts(self) -> Verdict | None:
+        for name in sorted({name for one in self.states for name in one.facts}):
+            if "seed" in name.lower() and "sampler" not in name.lower():
+                continue
+            have = {one.rank: one.facts[name] for one in self.states if name in one.facts}
+            if len(have) < 2 or len(set(have.values())) < 2:
+                continue
+            if any(part in name.lower() for part in _MOVING_FACTS) and not self._same_counts(have):
+                continue
+            counts = Counter(have.values()).most_common()
+            clear = len(counts) < 2 or counts[0][1] > counts[1][1]
+            ranks = tuple(sorted(rank for rank, value in have.items() if not clear or value != counts[0][0]))
+            words = ", ".join(
+                f"{value} on {_ranks([r for r, v in have.items() if v == value])}" for value, _ in counts
+            )  # fmt: skip
+            values = {rank: f"{name}: {value}" for rank, value in have.items()}
+            return Verdict(
+                "mismatch", False, ranks, None, values, reason=f"{name} differs: {words}", silent=True
+            )  # fmt: skip
+        return None
+
+    def _same_counts(self, ranks: Iterable[int]) -> bool:
+        """Whether the snapshots were taken at the same count of every group that they have in common."""
+        counts: dict[Key, set[int]] = {}
+        for rank in ranks:
+            snapshot = self.of[rank].view.snapshot
+            for group in snapshot.beat.groups if snapshot else ():
+                counts.setdefault((group.name, group.members), set()).add(group.asked)
+        return bool(counts) and all(len(one) == 1 for one in counts.values())
+
+    # Words and places
+
+    def _made(  # noqa: PLR0917
+        self,
+        kind: Kind,
+        proven: bool,
+        ranks: tuple[int, ...],
+        parting: Parting | None,
+        reason: str,
+        evidence: Sequence[str],
+        *,
+        silent: bool = False,
+    ) -> Verdict:
+        left_at = parting.left_at if parting else None
+        values = parting.values if parting else {}
+        more = parting.evidence if parting else ("the line where they parted cannot be told",)
+        return Verdict(kind, proven, ranks, left_at, values, (), reason, (*evidence, *more), silent)
+
+    def _group(self, key: Key) -> str:
+        return "all ranks" if len(key[1]) == len(self.states) else f"group {key[0]} ({_ranks(key[1])})"
+
+    def places(self) -> tuple[Waiting, ...]:
+        """Where each rank is."""
+        return tuple(self._place(one) for one in self.states)
+
+    def _place(self, one: State) -> Waiting:
+        wait = self.waits.get(one.rank)
+        op = wait.op if wait else None
+        if op is None and one.ended != "finished":
+            open_ops = [other for _, other in one.order if not other.done]
+            op = open_ops[0] if open_ops and (one.secondary or one.ended or not one.stack) else None
+        frame = (op.user_site() if op else None) or one.here()
+        file, line = (frame.file, frame.line) if frame else ("", 0)
+        source = self.sources.line(file, line) if frame else ""
+        if op is None:
+            name = wait.what if wait else ""
+            return Waiting(one.rank, name, None, None, "", wait.via if wait else "", file, line, source)
+        shape = op.sizes[0] if op.sizes else None
+        dtype = op.dtypes[0] if op.dtypes else ""
+        return Waiting(one.rank, op.kind, op.index, shape, dtype, op.group, file, line, source)
+
+    def notes(self) -> list[str]:
+        """Who works and who waits for it."""
+        by_late: dict[int, list[Wait]] = {}
+        for wait in self.waits.values():
+            for need in wait.needs - set(self.waits) - self.ended:
+                by_late.setdefault(need, []).append(wait)
+        lines = []
+        for rank, found in sorted(by_late.items()):
+            since = max(waiting.stands_s(self.of[wait.rank]) for wait in found)
+            frame = self.of[rank].here()
+            at = f" at {Path(frame.file).name}:{frame.line}" if frame else ""
+            does = "is stopped" if waiting.is_stopped(self.of[rank]) else "works"
+            who = _ranks(sorted(wait.rank for wait in found))
+            wait_word = "waits" if len(found) == 1 else "wait"
+            lines.append(f"rank {rank} {does}{at}, {who} {wait_word} for it since {since:.0f} s")
+        return lines
+
+
+def _shows(parting: Parting | None) -> bool:
+    return parting is not None and bool(parting.leavers)
+
+
+def _sides(sides: Sequence[Sequence[int]]) -> tuple[list[int], list[int]]:
+    """The largest class as the healthy one, all others as culprits."""
+    return list(sides[0]), [rank for one in sides[1:] for rank in one]
+
+
+def _loop_values_differ(locator: Locator, one: Frame, other: Frame) -> bool:
+    """Whether two ranks at one line are in unlike trips of a loop around it, by the loop's own variables."""
+    tree = locator.sources.tree(one.file)
+    for node in ast.walk(tree) if tree else ():
+        if isinstance(node, ast.For) and node.lineno <= one.line <= (node.end_lineno or node.lineno):
+            for target in ast.walk(node.target):
+                if isinstance(target, ast.Name):
+                    texts = (one.values.get(target.id), other.values.get(target.id))
+                    if None not in texts and texts[0] != texts[1]:
+                        return True
+    return False
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    return "ranks " + ", ".join(str(rank) for rank in ranks[:-1]) + f" and {ranks[-1]}"
+
+
+def _op_words(op: Op) -> str:
+    shape = f" [{', '.join(str(one) for one in op.sizes[0])}]" if op.sizes else ""
+    dtype = f" {op.dtypes[0]}" if op.dtypes else ""
+    root = f" of rank {op.root}" if op.root is not None else ""
+    place = op.user_site()
+    at = f" ({Path(place.file).name}:{place.line})" if place else ""
+    return f"{op.kind}{shape}{dtype}{root}{at}"
+
+
+def _signal_words(code: int | None) -> str:
+    if code is None:
+        return "has gone"
+    if code >= 128 or code < 0:
+        number = code - 128 if code >= 128 else -code
+        return f"was ended by signal {number}"
+    return f"ended with exit code {code}"
