@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import importlib
+import io
 import pickle
 import sys
+import types
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from instep.guard.records import Frame, Op
+from instep.guard.records import Frame, Group, Op
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from instep.guard.positions import Places
     from instep.guard.storage import RawGroup
 
 MOST_OPS = 500  # of each group
-_MOST_STACKS = 20_000  # that are remembered
 _KINDS = {
     "_all_gather_base": "all_gather_into_tensor",
     "_allgather_base": "all_gather_into_tensor",
@@ -52,70 +54,109 @@ def _items(world: object, name: str) -> Sequence[tuple[Any, Any]]:
         return ()
 
 
-def is_there() -> bool:
-    """Whether torch has a flight recorder that can be read here."""
-    return _dump() is not None
+class _Later(types.ModuleType):
+    """Stands in for torch._inductor for some milliseconds: imports it for whoever wants more of it than torch does."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "codecache" or name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(importlib.import_module("torch._inductor"), name)
 
 
-def _dump() -> Any:
+@contextmanager
+def _without_inductor() -> Iterator[None]:
+    """Keep torch from importing its compiler, which takes it a second.
+
+    To name the frames of compiled code it asks ``hasattr(torch, "_inductor")``, which imports it. Where nobody has
+    imported it, there is no compiled code.
+    """
+    torch = sys.modules.get("torch")
+    stands_in = None
+    if torch is not None and "torch._inductor" not in sys.modules and "_inductor" not in vars(torch):
+        stands_in = vars(torch)["_inductor"] = _Later("torch._inductor")
+    try:
+        yield
+    finally:
+        if torch is not None and stands_in is not None and vars(torch).get("_inductor") is stands_in:
+            del vars(torch)["_inductor"]
+
+
+def dump() -> bytes:
+    """What torch's flight recorder holds, as it comes; b"" where there is none.
+
+    It is unpacked where it is read: tens of thousands of small objects in this process would not only take time, but
+    call for the garbage collector, which goes through all that a program has for that.
+    """
     module = sys.modules.get("torch._C._distributed_c10d")
-    return getattr(module, "_dump_fr_trace", None) or getattr(module, "_dump_nccl_trace", None)
+    look = getattr(module, "_dump_fr_trace", None) or getattr(module, "_dump_nccl_trace", None)
+    if look is None:
+        return b""
+    with _without_inductor():
+        found: bytes = look(True, True, False)
+    return found
 
 
-class Flight:
-    """Reads the flight recorder; remembers the stacks, which repeat from step to step."""
+class _Plain(pickle.Unpickler):
+    """Takes plain values only."""
 
-    def __init__(self, places: Places) -> None:
-        self._places = places
+    def find_class(self, module: str, name: str) -> Any:
+        raise pickle.UnpicklingError(f"{module}.{name} in a dump of the flight recorder")
+
+
+def ops_in(
+    dumped: bytes, place: Callable[[str], tuple[str, bool]], stack: Sequence[Frame], groups: Iterable[Group]
+) -> tuple[Op, ...]:
+    """The last operations of all groups, in the order in which they were asked for.
+
+    Args:
+        dumped: by :func:`dump`.
+        place: gives a file's path and whether it is the user's.
+        stack: of the main thread, with values: tells the root of the operation that it waits in.
+        groups: with their members.
+
+    Raises:
+        ValueError: it is no dump.
+
+    """
+    try:
+        told = _Plain(io.BytesIO(dumped)).load() if dumped else {}
+    except (pickle.UnpicklingError, EOFError, AttributeError, IndexError) as error:
+        raise ValueError(str(error)) from error
+    return with_root(ops_of(told, Stacks(place).of), stack, {one.name: one.members for one in groups})
+
+
+class Stacks:
+    """Makes frames of those in a dump; equal stacks are one object."""
+
+    def __init__(self, place: Callable[[str], tuple[str, bool]]) -> None:
+        self._place = place
         self._frames: dict[tuple[str, int, str], Frame] = {}
         self._stacks: dict[tuple[int, ...], tuple[Frame, ...]] = {}
 
-    def ops(self, stack: Sequence[Frame], members: Mapping[str, tuple[int, ...]]) -> tuple[Op, ...]:
-        """The last operations of all groups, in the order in which they were asked for.
-
-        Args:
-            stack: of the main thread, with values: tells the root of the operation that it waits in.
-            members: of each group, ranks of the world.
-
-        """
-        dump = _dump()
-        if dump is None:
-            return ()
-        told = pickle.loads(dump(True, True, False))  # noqa: S301  # torch's own, made in this process
-        return with_root(ops_of(told, self._stack), stack, members)
-
-    def _stack(self, frames: Sequence[Mapping[str, Any]]) -> tuple[Frame, ...]:
+    def of(self, frames: Sequence[Mapping[str, Any]]) -> tuple[Frame, ...]:
+        """A stack, innermost first."""
         found = [self._frame(one["filename"], one["line"], one["name"]) for one in frames]
         # By identity: equal frames are the same object here.
-        key = tuple(map(id, found))
-        known = self._stacks.get(key)
-        if known is None:
-            if len(self._stacks) > _MOST_STACKS:
-                self._stacks.clear()
-            known = self._stacks[key] = tuple(found)
-        return known
+        return self._stacks.setdefault(tuple(map(id, found)), tuple(found))
 
     def _frame(self, file: str, line: int, function: str) -> Frame:
         key = file, line, function
         known = self._frames.get(key)
         if known is None:
-            if len(self._frames) > _MOST_STACKS:
-                self._frames.clear()
-                self._stacks.clear()
-            path, user = self._places.of_file(file)
+            path, user = self._place(file)
             known = self._frames[key] = Frame(path, line, function, user)
         return known
 
 
-def left(known: Mapping[str, RawGroup], ops: Iterable[Op]) -> tuple[RawGroup, ...]:
+def left(groups: Iterable[Group], ops: Iterable[Op]) -> tuple[Group, ...]:
     """The groups that a rank has been in, also where it has destroyed them, with what was asked for to the end."""
-    last = {name: asked for name, (_, _, asked) in known.items()}
+    last: dict[str, int] = {}
     for op in ops:
         last[op.group] = max(op.index, last.get(op.group, 0))
-    return tuple((name, members, last[name]) for name, (_, members, _) in known.items())
+    return tuple(replace(one, asked=max(one.asked, last.get(one.name, 0))) for one in groups)
 
 
-def ops_of(told: Mapping[str, Any], stack_of: Any) -> tuple[Op, ...]:
+def ops_of(told: Mapping[str, Any], stack_of: Callable[[Any], tuple[Frame, ...]]) -> tuple[Op, ...]:
     """The operations in a dump of the flight recorder: the last ones of each group.
 
     Args:
@@ -135,7 +176,7 @@ def ops_of(told: Mapping[str, Any], stack_of: Any) -> tuple[Op, ...]:
     return tuple(reversed(found))
 
 
-def _op(entry: Mapping[str, Any], group: str, stack_of: Any) -> Op:
+def _op(entry: Mapping[str, Any], group: str, stack_of: Callable[[Any], tuple[Frame, ...]]) -> Op:
     sizes = entry["input_sizes"] or entry["output_sizes"]
     dtypes = entry["input_dtypes"] or entry["output_dtypes"]
     return Op(

@@ -12,6 +12,7 @@ from instep.guard import texts
 from instep.guard.records import Frame, Raised
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from types import CodeType, FrameType, TracebackType
 
     from instep.guard.storage import RawFrame
@@ -25,11 +26,11 @@ _MOST_CODES = 10_000  # of which the place is remembered
 class Places:
     """Which file a piece of code is from, and whether it is the user's."""
 
-    def __init__(self) -> None:
-        self._folder = os.getcwd()  # noqa: PTH109  # as text
+    def __init__(self, folder: str | None = None, not_users: Sequence[str] | None = None) -> None:
+        self.folder = os.getcwd() if folder is None else folder  # noqa: PTH109  # as text
         self._files: dict[str, tuple[str, bool]] = {}
         self._codes: dict[CodeType, tuple[str, str, bool]] = {}
-        self._not_users = tuple(sorted(_folders_of_others()))
+        self.not_users = tuple(sorted(_folders_of_others()) if not_users is None else not_users)
 
     def of_file(self, name: str) -> tuple[str, bool]:
         """A file's absolute path, and whether it is the user's."""
@@ -38,7 +39,7 @@ class Places:
             if name.startswith("<"):  # <string>, <frozen importlib._bootstrap>, ...: there is no file to show
                 found = name, False
             else:
-                path = os.path.normpath(os.path.join(self._folder, name))  # noqa: PTH118
+                path = os.path.normpath(os.path.join(self.folder, name))  # noqa: PTH118
                 found = path, self._is_users(path)
             self._files[name] = found
         return found
@@ -103,7 +104,7 @@ class Places:
     def _is_users(self, path: str) -> bool:
         if "/site-packages/" in path or "/dist-packages/" in path:
             return False
-        return not path.startswith(self._not_users) and not os.path.basename(path).startswith("<")  # noqa: PTH119
+        return not path.startswith(self.not_users) and not os.path.basename(path).startswith("<")  # noqa: PTH119
 
 
 def _folders_of_others() -> set[str]:

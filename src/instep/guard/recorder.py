@@ -39,7 +39,6 @@ class Recorder:
         self._pid = os.getpid()
         self._main = threading.main_thread().ident or 0
         self._places = positions.Places()
-        self._flight = flight.Flight(self._places)
         self._facts = facts.Facts(self._places)
         self._writer = storage.BeatWriter(folder, rank)
         self._asked = storage.Asked(folder)
@@ -63,7 +62,7 @@ class Recorder:
         """Write all that is known, now."""
         with self._lock:
             begin = time.monotonic()
-            storage.write_snapshot(self._folder, self._take())
+            storage.write_snapshot(self._folder, self._take(), flight.dump(), self._places)
             self._next_unasked_s = begin + _SHARE * (time.monotonic() - begin)
 
     def leave(self, end: End, error: BaseException | None = None) -> None:
@@ -190,9 +189,10 @@ class Recorder:
         known = self._facts.take(frame)
         del frame
         handled = positions.handled(self._main, self._places)
-        now, still_s = self._since(where, flight.groups())
-        ops = self._flight.ops(stack, {name: members for name, members, _ in self._groups.values()})
-        groups = flight.left(self._groups, ops) if self._ended else flight.groups()
+        groups = flight.groups()
+        now, still_s = self._since(where, groups)
+        if self._ended:
+            groups = tuple(self._groups.values())
         beat = Beat(
             self._rank,
             self._pid,
@@ -203,7 +203,7 @@ class Recorder:
             still_s,
             self._ended,
         )
-        return Snapshot(beat, ops, stack, handled, self._last_raised, known)
+        return Snapshot(beat, (), stack, handled, self._last_raised, known)
 
     def _close(self) -> None:
         with self._lock:

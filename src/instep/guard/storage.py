@@ -3,7 +3,8 @@
     ask              how often the watch has asked for snapshots: 8 bytes
     rank-N.beat      the last two signs of life, mapped into the rank's memory: a rank that is stopped, killed or holds
                      the interpreter's lock leaves them as they are, and the last whole one counts
-    rank-N.snapshot  the last snapshot: JSON, written beside and renamed
+    rank-N.snapshot  the last snapshot: a line of JSON, then torch's flight recorder as it comes; written beside, then
+                     renamed
     rank-N.stacks    all threads' stacks, appended when STACKS_SIGNAL comes, without the interpreter's lock
     rank-N.fatal     the same, written when a signal such as SIGABRT or SIGSEGV ends the rank
 
@@ -22,13 +23,17 @@ import signal
 import struct
 import zlib
 from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from instep.guard import flight, positions
 from instep.guard.records import Beat, Frame, Group, Op, Raised, Snapshot
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from pathlib import Path
+
+    from instep.guard.positions import Places
 
 STACKS_SIGNAL = signal.SIGRTMIN + 5
 
@@ -203,18 +208,28 @@ def _count(data: bytes) -> int:
     return count
 
 
-def write_snapshot(folder: Path, snapshot: Snapshot) -> None:
-    """Write a rank's snapshot so that a reader sees the old one or the new one."""
+def write_snapshot(folder: Path, snapshot: Snapshot, flown: bytes = b"", places: Places | None = None) -> None:
+    """Write a rank's snapshot so that a reader sees the old one or the new one.
+
+    Args:
+        folder: of the job.
+        snapshot: without operations where the flight recorder's come from `flown`.
+        flown: a dump of torch's flight recorder, unpacked by the reader.
+        places: of this rank, by which the reader tells the user's files there.
+
+    """
     path = snapshot_path(folder, snapshot.beat.rank)
     beside = path.with_suffix(f".snapshot-{os.getpid()}")
-    beside.write_text(dump_snapshot(snapshot))
+    with open(beside, "wb", buffering=0) as file:  # noqa: PTH123
+        file.write(dump_snapshot(snapshot, places).encode() + b"\n" + flown)
     beside.replace(path)
 
 
 def read_snapshot(folder: Path, rank: int) -> Snapshot | None:
     """A rank's last snapshot; None if there was none."""
     try:
-        return load_snapshot(snapshot_path(folder, rank).read_text())
+        head, _, flown = snapshot_path(folder, rank).read_bytes().partition(b"\n")
+        return load_snapshot(head.decode(), flown)
     except (OSError, ValueError, KeyError, IndexError, TypeError):
         return None
 
@@ -234,8 +249,8 @@ class _Frames:
         return self.stacks.setdefault(numbers, len(self.stacks))
 
 
-def dump_snapshot(snapshot: Snapshot) -> str:
-    """A snapshot as JSON."""
+def dump_snapshot(snapshot: Snapshot, places: Places | None = None) -> str:
+    """A snapshot as a line of JSON."""
     table = _Frames()
     # DDP's buckets come from the same tuple of frames again and again: looked up by identity first.
     known: dict[int, int] = {}
@@ -266,13 +281,15 @@ def dump_snapshot(snapshot: Snapshot) -> str:
         "last_raised": raised(snapshot.last_raised) if snapshot.last_raised else None,
         "facts": snapshot.facts,
     }
+    if places is not None:
+        told["places"] = [places.folder, places.not_users]
     told["frames"] = list(table.frames)
     told["stacks"] = list(table.stacks)
     return json.dumps(told, separators=(",", ":"))
 
 
-def load_snapshot(text: str) -> Snapshot:
-    """A snapshot from its JSON.
+def load_snapshot(text: str, flown: bytes = b"") -> Snapshot:
+    """A snapshot from its JSON and a dump of the flight recorder.
 
     Raises:
         ValueError, KeyError, IndexError, TypeError: it is something else.
@@ -292,13 +309,21 @@ def load_snapshot(text: str) -> Snapshot:
         kind, message, number, values = one
         return Raised(kind, message, with_values(number, values))
 
-    return Snapshot(
-        _beat(told["beat"]),
-        tuple(
+    beat = _beat(told["beat"])
+    stack = with_values(*told["stack"])
+    if flown:
+        ops = flight.ops_in(flown, positions.Places(*told["places"]).of_file, stack, beat.groups)
+    else:
+        ops = tuple(
             Op(group, index, kind, tuple(map(tuple, sizes)), tuple(dtypes), done, stacks[number], time_ns, root)
             for group, index, kind, sizes, dtypes, done, number, time_ns, root in told["ops"]
-        ),
-        with_values(*told["stack"]),
+        )
+    if beat.ended:
+        beat = replace(beat, groups=flight.left(beat.groups, ops))
+    return Snapshot(
+        beat,
+        ops,
+        stack,
         tuple(map(raised, told["handled"])),
         raised(told["last_raised"]) if told["last_raised"] else None,
         told["facts"],
