@@ -40,6 +40,7 @@ _SAME_EVERYWHERE = {
     "global_step",
     "n",
 }
+_COMMON = {"wrapper", "inner", "_call_impl", "_wrapped_call_impl", "__call__", "<module>", "<lambda>", "run", "main"}
 _CLEAR = 1.0  # points between the best candidate and the next, else both are named
 
 
@@ -135,18 +136,48 @@ class Locator:
             return self._told(found, sides)
         return self._fork(ways[1], ways[2], sides)
 
-    def may_reach(self, place: Sequence[Frame], goal: Sequence[Frame]) -> bool:
-        """Whether a rank that stands at a place may still come to a goal; True where that cannot be told."""
+    def may_come(self, place: Sequence[Frame], goal: Sequence[Frame]) -> bool:
+        """Whether a rank that stands at a place may still come to a collective; True where that cannot be told.
+
+        It may come to the very line, or to another that makes the same call by its name: a branch for the main rank
+        may well have a barrier of its own.
+
+        Args:
+            place: the rank's stack, innermost first.
+            goal: the stack of those that wait in the collective.
+
+        """
         ways = [steps(place), steps(goal)]
         if not ways[0] or not ways[1]:
             return not ways[1]
+        if any(self.sources.scope(one.file, one.function, one.line) is None for way in ways for one in way):
+            return True
         try:
             flow = Flow(self.sources, ways)
         except RecursionError:
             return True
         if not flow.ends[0] or not flow.ends[1]:
             return True
-        return bool(_forward(_after_all(flow.ends[0]), set()) & flow.ends[1])
+        ahead = _forward(_after_all(flow.ends[0]), set())
+        if ahead & flow.ends[1]:
+            return True
+        wanted = {own(one.function) for one in goal} - _COMMON
+        files = {one.file for way in ways for one in way}
+        return any(self._mentions(head(node.stmt), wanted, files, set()) for node in ahead if node.stmt is not None)
+
+    def _mentions(self, parts: Iterable[ast.AST], wanted: set[str], files: set[str], seen: set[str]) -> bool:
+        """Whether some expressions call one of these functions, or one of the user's that does."""
+        for call, _ in calls(parts):
+            name = called(call)
+            if name in wanted:
+                return True
+            if not name or name in seen:
+                continue
+            seen.add(name)
+            bodies = [body for file in files for body in self.sources.bodies(file, name)]
+            if any(self._mentions(body, wanted, files, seen) for body in bodies):
+                return True
+        return False
 
     # Points
 
@@ -262,8 +293,8 @@ class Locator:
             one.score += 6.0 if max(left) < min(going) else -6.0
         elif not any(True for _ in every if _.node.kind in {"if", "except"}):
             one.score += 0.5
-        if "range" in over and not (going and left):
-            one.score -= 0.5
+        if not (going and left) and "range" in over:
+            one.score -= 4.0 if not any(isinstance(part, ast.Name) for part in _range_arguments(loop)) else 0.5
         breaks = [other for other in every if other.node.kind == "if" and _jumps(other, ast.Break)]
         if going and left and max(left) < min(going) and breaks and self._ends_alike(loop, one.node, sides):
             one.score -= 7.0
@@ -409,6 +440,12 @@ class Locator:
 def _inside(frames: Sequence[Frame], node: Node) -> bool:
     lines = {one.line for one in node.trying}
     return any(frame.file == node.file and frame.line in lines for frame in frames)
+
+
+def _range_arguments(loop: ast.For | ast.AsyncFor) -> list[ast.AST]:
+    """All that is in the arguments of range()."""
+    found = [call for call, _ in calls([loop.iter]) if called(call) == "range"]
+    return [part for call in found for argument in call.args for part in ast.walk(argument)]
 
 
 def _is_tensor(text: str) -> bool:

@@ -120,6 +120,18 @@ class Sources:
                 found = node if found is None or node.lineno >= found.lineno else found
         return found
 
+    def bodies(self, file: str, name: str) -> list[list[ast.stmt]]:
+        """The bodies of all functions of a name in a file; of a class, its first and its call."""
+        tree = self.tree(file)
+        found: list[list[ast.stmt]] = []
+        for node in ast.walk(tree) if tree else ():
+            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and node.name == name:
+                found.append(node.body)
+            elif isinstance(node, ast.ClassDef) and node.name == name:
+                methods = [one for one in node.body if isinstance(one, ast.FunctionDef)]
+                found += [one.body for one in methods if one.name in {"__init__", "__call__", "forward"}]
+        return found
+
     def statement(self, file: str, line: int) -> ast.stmt | None:
         """The innermost statement whose own part, without its body, holds a line."""
         tree = self.tree(file)

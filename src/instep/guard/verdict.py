@@ -334,7 +334,7 @@ class _Judge:
         waiters = sorted(rank for rank, wait in self.waits.items() if wait.needs & late)
         goal = self._standing(waiters[0])
         ranks = [one.rank for one in states]
-        if not all(self.locator.may_reach(one.stack, goal) for one in states):
+        if not all(self.locator.may_come(one.stack, goal) for one in states):
             return self._lost(ranks, waiters, goal)
         return self._blocked(states, waiters)
 
