@@ -14,7 +14,7 @@ VERDICT = Verdict(
     proven=True,
     ranks=(1,),
     left_at=LeftAt("train.py", 41, "main", "if not torch.isfinite(loss): continue"),
-    values={0: "False", 1: "not isfinite(loss): True", 2: "False"},
+    values={0: "not isfinite(loss): False", 1: "not isfinite(loss): True", 2: "not isfinite(loss): False"},
     waiting=(
         Waiting(0, "all_reduce", 118, (1048576,), "Float", "0", "train.py", 43, "loss.backward()"),
         Waiting(1, "all_reduce", 118, (4,), "Float", "0", "train.py", 52, "evaluate()"),
@@ -54,9 +54,23 @@ def test_where_a_rank_is_that_is_in_no_collective() -> None:
     said = report.text(Verdict("missing", proven=True, ranks=(0,), waiting=places)).splitlines()
     assert said[1:] == [
         "  rank 0 is at train.py:7 queue.get()",
-        "  rank 1 unknown: nothing was heard of it",
+        "  rank 1 is unknown: nothing was heard of it",
         "  rank 2 waits in all_reduce #3 [] int64 of group model, from train.py:9",
     ]
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({}, ""),
+        ({0: "True"}, "True on rank 0"),
+        ({0: "n: 3", 1: "n: 4", 2: "n: 3"}, "n: 4 on rank 1, 3 on ranks 0, 2"),
+        ({0: "a['x: y']: 3", 1: "a['x: y']: 4"}, "a['x: y']: 3 on rank 0, 4 on rank 1"),
+        ({0: "n: 3", 1: "m: 4"}, "n: 3 on rank 0, m: 4 on rank 1"),
+    ],
+)
+def test_values(values: dict[int, str], words: str) -> None:
+    assert report.values_words(values) == words
 
 
 @pytest.mark.parametrize(

@@ -64,12 +64,19 @@ def _left_at(verdict: Verdict, place: LeftAt) -> str:
 
 
 def values_words(values: Mapping[int, str]) -> str:
-    """``True on rank 1, False on ranks 0 and 2``."""
+    """``isfinite(loss): False on rank 1, True on ranks 0, 2``."""
+    condition = _common_condition(values)
     by_value: dict[str, list[int]] = {}
     for rank, value in values.items():
-        by_value.setdefault(value, []).append(rank)
+        by_value.setdefault(value.removeprefix(condition), []).append(rank)
     few_first = sorted(by_value.items(), key=lambda item: (len(item[1]), item[1]))
-    return ", ".join(f"{_shortened(value)} on {rank_words(ranks)}" for value, ranks in few_first)
+    return condition + ", ".join(f"{_shortened(value)} on {rank_words(ranks)}" for value, ranks in few_first)
+
+
+def _common_condition(values: Mapping[int, str]) -> str:
+    """What all values begin with up to a colon: it is said once."""
+    begins = {"".join(value.rpartition(": ")[:2]) for value in values.values()}
+    return begins.pop() if len(begins) == 1 else ""
 
 
 def _places(waiting: Iterable[Waiting]) -> list[str]:
@@ -91,7 +98,8 @@ def _places(waiting: Iterable[Waiting]) -> list[str]:
 def _place(one: Waiting, *, many: bool) -> str:
     where = f"{near(one.file)}:{one.line} {_shortened(one.source)}".rstrip() if one.file else ""
     if not one.op:
-        return f"{'are' if many else 'is'} at {where}" if where else "unknown: nothing was heard of it"
+        unknown = "are unknown: nothing was heard of them" if many else "is unknown: nothing was heard of it"
+        return f"{'are' if many else 'is'} at {where}" if where else unknown
     what = [one.op]
     if one.index is not None:
         what.append(f"#{one.index}")

@@ -184,6 +184,7 @@ class Watch:
         for rank in range(self._world_size):
             beat = storage.read_beat(self._folder, rank)
             if beat is None:
+                self._beats.pop(rank, None)  # somebody has cleaned up: an old beat would be that of a rank that stands
                 continue
             self._beats[rank] = beat
             asked = tuple(group.asked for group in beat.groups)
@@ -287,9 +288,10 @@ class Watch:
             self._candidate_since = self._suspected_since(verdict, now)
             self._ask_after = self.next_at = now + _AGAIN_S
             return False
-        if verdict.proven or now - self._candidate_since >= self._patience(found.views):
+        due = self._candidate_since + self._patience(found.views)
+        if verdict.proven or now >= due:
             return True
-        self._ask_after = now + min(_SUSPECT_EVERY_S, self._suspect_s / 2)
+        self._ask_after = min(now + _SUSPECT_EVERY_S, due)
         return False
 
     def _judged(self, views: tuple[View, ...]) -> tuple[Verdict | None, Found | None]:
