@@ -242,7 +242,7 @@ def _facts(views: list[View], facts: list[dict[str, str]]) -> Verdict | None:
 
 def test_facts(tmp_path: Path) -> None:
     views, _ = views_of(tmp_path, HEALTHY)
-    assert _facts(views, [{"torch seed": str(rank)} for rank in range(3)]) is None
+    assert _facts(views, [{"seed": str(rank)} for rank in range(3)]) is None
     assert _facts(views, [{"len(data)": "10"}, {}, {"len(data)": "10"}]) is None
     verdict = _facts(views, [{"len(data)": "10"}, {"len(data)": "9"}, {"len(data)": "10"}])
     assert (verdict.kind, verdict.silent, verdict.proven, verdict.ranks) == ("mismatch", True, False, (1,))

@@ -41,6 +41,11 @@ _LOCAL = re.compile(
 )  # fmt: skip
 _RANKISH = re.compile(r"(^|_)(rank|is_main|main_process|master|chief|global_zero|rank_zero)", re.IGNORECASE)
 _TENSOR = re.compile(r"^(?:tensor|Parameter containing:\s*tensor)\((.*)\)$", re.DOTALL)
+_ONE = re.compile(
+    r"^(\S+) \((?:u?int|b?float|bfloat|complex|bool)\d*(?:_\w+)?(?:\[[\d, ]*\])?\)$"
+)  # a tensor of one element
+_SIZED = re.compile(r"^(?:list|tuple|set|frozenset|deque|dict) of (\d+)")
+_SHAPED = re.compile(r"^(?:array )?\w+ \[([\d, ]*)\]")
 _NUMBER = re.compile(r"^[+-]?(?:\d+\.?\d*(?:e[+-]?\d+)?|\.\d+(?:e[+-]?\d+)?|nan|inf)$", re.IGNORECASE)
 
 _COMPARE: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {
@@ -70,6 +75,8 @@ _ARITHMETIC: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
 def value_of(text: str) -> Any:
     """The value that a short text stands for; UNKNOWN where it is not a plain one."""
     text = text.strip()
+    if match := _ONE.match(text):
+        return value_of(match.group(1))
     if match := _TENSOR.match(text):
         inner = match.group(1)
         inner = inner.split(", dtype=")[0].split(", grad_fn=")[0].split(", device=")[0].split(", requires_grad=")[0]
@@ -144,6 +151,11 @@ class _Evaluator:
         if isinstance(node, ast.Call):
             return self._call(node)
         if isinstance(node, ast.Subscript):
+            whole = ast.unparse(node)
+            if whole in self.values:
+                return value_of(self.values[whole])
+            if isinstance(node.value, ast.Attribute) and node.value.attr == "shape":
+                return self._shape(node.value.value, node.slice)
             base, index = self.of(node.value), self.of(node.slice)
             return UNKNOWN if UNKNOWN in (base, index) else base[index]
         return UNKNOWN
@@ -216,6 +228,8 @@ class _Evaluator:
         if name in {"get_world_size", "world_size"} and not node.args and self.size is not None:
             return self.size
         method = isinstance(func, ast.Attribute)
+        if (found := self._size(name, node)) is not UNKNOWN:
+            return found
         given = [self.of(one) for one in node.args]
         if not given and method and isinstance(func, ast.Attribute):
             given = [self.of(func.value)]
@@ -235,6 +249,27 @@ class _Evaluator:
             "bool": bool, "int": int, "float": float, "len": len, "abs": abs, "min": min, "max": max, "str": str,
         }  # fmt: skip
         return plain[name](*given) if name in plain else UNKNOWN
+
+    def _size(self, name: str, node: ast.Call) -> Any:
+        """len(x), x.numel(), x.size(0), of the text of x."""
+        func = node.func
+        if name == "len" and len(node.args) == 1:
+            text = self.values.get(ast.unparse(node.args[0]), "")
+            if match := _SIZED.match(text):
+                return int(match.group(1))
+            return self._shape(node.args[0], ast.Constant(0))
+        if not isinstance(func, ast.Attribute):
+            return UNKNOWN
+        if name == "numel" and (match := _SHAPED.match(self.values.get(ast.unparse(func.value), ""))):
+            return math.prod(int(one) for one in match.group(1).split(",") if one.strip())
+        return self._shape(func.value, node.args[0]) if name == "size" and node.args else UNKNOWN
+
+    def _shape(self, tensor: ast.expr, at: ast.expr) -> Any:
+        match = _SHAPED.match(self.values.get(ast.unparse(tensor), ""))
+        index = self.of(at)
+        if match is None or not isinstance(index, int):
+            return UNKNOWN
+        return [int(one) for one in match.group(1).split(",") if one.strip()][index]
 
 
 def _over(value: Any, function: Callable[[Any], bool]) -> Any:

@@ -449,7 +449,7 @@ def _range_arguments(loop: ast.For | ast.AsyncFor) -> list[ast.AST]:
 
 
 def _is_tensor(text: str) -> bool:
-    return text.startswith(("tensor", "Tensor", "Parameter"))
+    return text.startswith(("tensor", "Tensor", "Parameter")) or "(" in text
 
 
 def _other(label: str) -> str:

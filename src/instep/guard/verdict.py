@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from instep.guard import alignment, waits as waiting
+from instep.guard import alignment, facts, waits as waiting
 from instep.guard.alignment import Apart, Key, State, Unlike, own, site
 from instep.guard.conditions import UNKNOWN, evaluate
 from instep.guard.locate import Locator, Parting
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from instep.guard.waits import Wait
 
 _STILL_S = 1.0  # a rank that sleeps for less is not looked at
-_MOVING_FACTS = ("rate", "lr", "step", "loss", "order")  # differ rightly while ranks are at unlike steps
 
 
 def read_text(path: str) -> str | None:
@@ -412,6 +411,8 @@ class _Judge:
             if name not in places:
                 continue
             word, position = places[name]
+            if (known := waiting.argument(state, word)) is not None:
+                return word, known
             given: list[ast.expr] = [one.value for one in call.keywords if one.arg in {word, f"group_{word}"}]
             given = given or list(call.args[position : position + 1])
             values = state.values(frame.file, own(frame.function))
@@ -435,12 +436,10 @@ class _Judge:
 
     def _facts(self) -> Verdict | None:
         for name in sorted({name for one in self.states for name in one.facts}):
-            if "seed" in name.lower() and "sampler" not in name.lower():
+            if facts.may_differ(name):
                 continue
             have = {one.rank: one.facts[name] for one in self.states if name in one.facts}
             if len(have) < 2 or len(set(have.values())) < 2:
-                continue
-            if any(part in name.lower() for part in _MOVING_FACTS) and not self._same_counts(have):
                 continue
             counts = Counter(have.values()).most_common()
             clear = len(counts) < 2 or counts[0][1] > counts[1][1]
@@ -453,15 +452,6 @@ class _Judge:
                 "mismatch", False, ranks, None, values, reason=f"{name} differs: {words}", silent=True
             )  # fmt: skip
         return None
-
-    def _same_counts(self, ranks: Iterable[int]) -> bool:
-        """Whether the snapshots were taken at the same count of every group that they have in common."""
-        counts: dict[Key, set[int]] = {}
-        for rank in ranks:
-            snapshot = self.of[rank].view.snapshot
-            for group in snapshot.beat.groups if snapshot else ():
-                counts.setdefault((group.name, group.members), set()).add(group.asked)
-        return bool(counts) and all(len(one) == 1 for one in counts.values())
 
     # Words and places
 

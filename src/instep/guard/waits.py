@@ -190,8 +190,21 @@ def _request(one: State, frame: Frame, sources: Sources, others: frozenset[int],
     return Wait(one.rank, "irecv" if known else "a message", "p2p", needs, known)
 
 
+def argument(one: State, *words: str) -> int | None:
+    """An argument of the call into torch that a rank is inside of, as a rank of the world."""
+    for frame in _inner(one):
+        for word in words:
+            if word in frame.values:
+                text = frame.values[word]
+                return int(text) if text.lstrip("-").isdigit() else None
+    return None
+
+
 def _peer(one: State, frame: Frame, found: Sequence[ast.Call], size: int) -> int | None:
     values = one.values(frame.file, own(frame.function))
+    word = _P2P.get(called(found[0]), "") if found else ""
+    if word and (known := argument(one, word)) is not None:
+        return known
     for call in found:
         word = _P2P.get(called(call), "")
         given = [part.value for part in call.keywords if part.arg in {word, f"group_{word}"}]
