@@ -196,8 +196,7 @@ def _conclude(job: Job, verdict: Verdict, seconds: float) -> Done:
     failed = [rank for rank, status in verdict.ended.items() if status != 0]
     if failed:
         # A rank that died without a word is the culprit; the others only lost their connection to it.
-        # A StepError often tells of another rank's failure, as the launcher takes it, too.
-        first = min(failed, key=lambda rank: (_answer(job, rank).is_step_error, _answer(job, rank).at))
+        first = min(failed, key=lambda rank: (_answer(job, rank).consequence, _answer(job, rank).at))
         raise _failure(first, _answer(job, first), verdict.ended[first], outputs[first])
     if verdict.hung:
         raise HungError(_hang(job, verdict))

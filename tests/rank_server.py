@@ -64,7 +64,7 @@ class Answer:
     payload: bytes  # the pickled value or exception
     traceback: str = ""  # of an exception
     at: float = 0.0  # when it was raised
-    is_step_error: bool = False
+    consequence: int = 0  # how likely another rank's failure is behind it
 
 
 def serve(fd: int) -> None:
@@ -263,4 +263,11 @@ def _failure(error: BaseException) -> Answer:
         pickle.loads(payload)
     except Exception:  # noqa: BLE001 (it cannot travel, for whatever reason: its text does)
         payload = cloudpickle.dumps(None)
-    return Answer(payload, text, at, type(error).__name__ == "StepError")
+    return Answer(payload, text, at, _consequence(error))
+
+
+def _consequence(error: BaseException) -> int:
+    """0 for an error of its own; 1 for a StepError, which often tells of another rank's; 2 for a lost connection."""
+    if isinstance(error, RuntimeError) and "Connection" in str(error):
+        return 2
+    return int(type(error).__name__ == "StepError")

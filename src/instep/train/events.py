@@ -180,7 +180,7 @@ def _call(callback: Callback, event: str) -> Callable[..., None]:
     function: Callable[..., None] = getattr(callback, f"on_{event}")
     if callback.ranks == "all":
         return function
-    where = f"{name_of(callback)}.on_{event}(), a callback of the main rank (ranks='main'),"
+    where = f"{name_of(callback)}.on_{event}(), a callback of the main rank (ranks='main')"
 
     @functools.wraps(function)
     def run(*args: Any) -> None:

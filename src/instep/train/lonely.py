@@ -38,7 +38,7 @@ def _mode() -> Any:
             if func.namespace in ("c10d", "_c10d_functional", "c10d_functional"):
                 name = func._schema.name.partition("::")[2]  # noqa: SLF001  # an operator has no public name
                 raise StepError(
-                    f"{self.where} calls the collective {name}, and the other ranks are not there: it would wait for "
+                    f"{self.where}, calls the collective {name}, and the other ranks are not there: it would wait for "
                     "ever.",
                     cure="Let it run on all ranks (ranks = 'all'), or move the collective out of it.",
                 )
