@@ -54,7 +54,7 @@ def test_where_a_rank_is_that_is_in_no_collective() -> None:
     said = report.text(Verdict("missing", proven=True, ranks=(0,), waiting=places)).splitlines()
     assert said[1:] == [
         "  rank 0 is at train.py:7 queue.get()",
-        "  rank 1 is unknown: nothing was heard of it",
+        "  rank 1 has ended, or gives no sign",
         "  rank 2 waits in all_reduce #3 [] int64 of group model, from train.py:9",
     ]
 

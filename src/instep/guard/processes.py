@@ -65,7 +65,7 @@ class Processes:
             with suppress(OSError, ValueError, IndexError):
                 used += _cpu_seconds(child)
         _note(self._tree_used.setdefault(rank, deque()), used)
-        busy = _share(self._used.get(rank, ())) + (_share(self._tree_used[rank]) if children else 0.0)
+        busy = _share(self._used.get(rank)) + (_share(self._tree_used[rank]) if children else 0.0)
         state = _state(pid)
         # A process that ended badly says so in its last words before its parent has heard of its end.
         words = self._last_words(rank) if state in {"", "Z", "X"} else ""
@@ -85,8 +85,8 @@ def _note(samples: deque[tuple[float, float]], used: float) -> None:
         samples.popleft()
 
 
-def _share(samples: deque[tuple[float, float]] | tuple[()]) -> float:
-    if len(samples) < 2:
+def _share(samples: deque[tuple[float, float]] | None) -> float:
+    if samples is None or len(samples) < 2:
         return 0.0
     (begin, before), (end, after) = samples[0], samples[-1]
     return max(0.0, after - before) / max(end - begin, 1e-3)

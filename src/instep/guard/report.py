@@ -98,8 +98,8 @@ def _places(waiting: Iterable[Waiting]) -> list[str]:
 def _place(one: Waiting, *, many: bool) -> str:
     where = f"{near(one.file)}:{one.line} {_shortened(one.source)}".rstrip() if one.file else ""
     if not one.op:
-        unknown = "are unknown: nothing was heard of them" if many else "is unknown: nothing was heard of it"
-        return f"{'are' if many else 'is'} at {where}" if where else unknown
+        gone = "have ended, or give no sign" if many else "has ended, or gives no sign"
+        return f"{'are' if many else 'is'} at {where}" if where else gone
     what = [one.op]
     if one.index is not None:
         what.append(f"#{one.index}")

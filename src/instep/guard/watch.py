@@ -11,7 +11,7 @@ import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from instep.guard import storage
+from instep.guard import aborted, storage
 from instep.guard.positions import Places
 from instep.guard.processes import Processes
 from instep.guard.records import Beat, Frame, Snapshot, View
@@ -295,7 +295,7 @@ class Watch:
         return False
 
     def _judged(self, views: tuple[View, ...]) -> tuple[Verdict | None, Found | None]:
-        verdict = self._judge(views)
+        verdict = aborted.explained(self._judge(aborted.completed(views)), views)
         return verdict, None if verdict is None else Found(verdict, views, since(verdict, views))
 
     def _rest(self, now: float) -> None:
