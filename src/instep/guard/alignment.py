@@ -197,6 +197,15 @@ def _count(shape: Sequence[int]) -> int:
     return product
 
 
+_BYTES = {"Float": 4, "Int": 4, "Double": 8, "Long": 8, "Half": 2, "BFloat16": 2, "Short": 2}
+
+
+def byte_count(op: Op) -> int:
+    """How much an operation moves."""
+    size = max((_BYTES.get(one, 1) for one in op.dtypes), default=1)
+    return size * sum(_count(one) for one in op.sizes)
+
+
 def difference(one: Op, other: Op) -> str:  # noqa: PLR0911
     """In what the same collective differs between two ranks so that it cannot be the same: "" for in nothing."""
     if one.kind != other.kind:

@@ -25,7 +25,15 @@ if TYPE_CHECKING:
     from instep.guard.alignment import State
     from instep.guard.records import Frame
 
+_Sides = tuple[tuple[int, ...], tuple[int, ...]]  # the ranks that are healthy, and the others
 _JUMPS = (ast.Continue, ast.Break, ast.Return, ast.Raise)
+_JUMP_WORDS: dict[type[ast.stmt], str] = {
+    ast.Continue: "continue",
+    ast.Break: "break",
+    ast.Return: "return",
+    ast.Raise: "raise",
+}
+_WHY = {"match": "another case was taken here", "assert": "this assertion failed"}
 _SAME_EVERYWHERE = {
     "step",
     "epoch",
@@ -181,9 +189,7 @@ class Locator:
 
     # Points
 
-    def _weigh(
-        self, one: _Candidate, sides: tuple[tuple[int, ...], tuple[int, ...]], every: Sequence[_Candidate]
-    ) -> None:
+    def _weigh(self, one: _Candidate, sides: _Sides, every: Sequence[_Candidate]) -> None:
         one.score = 3.0 if one.forced else 1.0
         kind = one.node.kind
         if kind == "for":
@@ -196,53 +202,42 @@ class Locator:
     def _values(self, node: Node, rank: int) -> dict[str, str]:
         return self.states[rank].values(node.file, node.function) if rank in self.states else {}
 
-    def _weigh_condition(self, one: _Candidate, sides: tuple[tuple[int, ...], tuple[int, ...]]) -> None:
+    def _weigh_condition(self, one: _Candidate, sides: _Sides) -> None:
+        labels = self._take_test(one)
+        if one.test is None:
+            one.score -= 0.0 if isinstance(one.node.stmt, ast.Match) else 2.5
+            return
+        for rank in (*sides[0], *sides[1]):
+            one.results[rank] = truth(one.test, self._values(one.node, rank), rank, self.size)
+        agreed, contrary = _agreement(one.results, sides, labels)
+        differ = len({result for result in one.results.values() if result is not None}) > 1
+        one.score += (6.0 if agreed == 2 and differ else 1.5 * agreed) - 3.0 * contrary
+        if differ and not contrary and agreed < 2:
+            one.score += 2.0
+        one.score += _rank_points(one.test, contrary)
+        if not contrary:  # else the variables have changed since
+            text = ast.unparse(one.test)
+            one.values.update({rank: f"{text}: {result}" for rank, result in one.results.items() if result is not None})
+        if len(one.values) < len(one.results):
+            self._imply(one, sides, labels)
+
+    def _take_test(self, one: _Candidate) -> tuple[set[str], set[str]]:
+        """Find a candidate's condition, and the labels of its ways in terms of that."""
         stmt = one.node.stmt
-        labels = (one.healthy, one.culprit)
         if isinstance(stmt, (ast.If, ast.While, ast.Assert)):
             one.test = stmt.test
         elif isinstance(stmt, ast.stmt) and one.node.kind == "expression":
             wanted = [called(call) for call, _ in calls(head(stmt))]
             one.test, label = condition(head(stmt), wanted)
-            labels = tuple(  # type: ignore[assignment]
-                {label if way.startswith("call") else _other(label) for way in side} for side in labels
-            )
-        if one.test is None:
-            one.score -= 0.0 if isinstance(stmt, ast.Match) else 2.5
-            return
-        for rank in (*sides[0], *sides[1]):
-            one.results[rank] = truth(one.test, self._values(one.node, rank), rank, self.size)
-        agreed = contrary = 0
-        for ranks, ways in zip(sides, labels, strict=True):
-            wanted_truth = {_truth_of(way) for way in ways}
-            known = [one.results[rank] for rank in ranks if one.results[rank] is not None]
-            if not known or len(wanted_truth) != 1:
-                continue
-            right = sum(result in wanted_truth for result in known)
-            agreed += right * 2 > len(known)
-            contrary += right * 2 <= len(known)
-        differ = len({result for result in one.results.values() if result is not None}) > 1
-        one.score += (6.0 if agreed == 2 and differ else 1.5 * agreed) - 3.0 * contrary
-        if differ and not contrary and agreed < 2:
-            one.score += 2.0
-        if asks_for_rank(one.test) and not contrary:
-            one.score += 3.0
-        elif is_rank_local(one.test):
-            one.score += 1.5
-        elif {name.lower() for name in names(one.test)} <= _SAME_EVERYWHERE:
-            one.score -= 1.5
-        for rank, result in one.results.items():
-            if result is not None:
-                one.values[rank] = f"{ast.unparse(one.test)}: {result}"
-        if contrary:
-            one.values.clear()
-        if len(one.values) < len(one.results):
-            self._imply(one, sides, labels)
+            names_of = {"call": label, "skip": _other(label)}
+            healthy, culprit = ({names_of.get(way, "") for way in side} for side in (one.healthy, one.culprit))
+            return healthy, culprit
+        return one.healthy, one.culprit
 
     def _imply(
         self,
         one: _Candidate,
-        sides: tuple[tuple[int, ...], tuple[int, ...]],
+        sides: _Sides,
         labels: tuple[set[str], set[str]],
     ) -> None:
         """What the ways taken say of the condition, where its names say nothing."""
@@ -270,9 +265,7 @@ class Locator:
                     return target.id, float(found)
         return None
 
-    def _weigh_trips(
-        self, one: _Candidate, sides: tuple[tuple[int, ...], tuple[int, ...]], every: Sequence[_Candidate]
-    ) -> None:
+    def _weigh_trips(self, one: _Candidate, sides: _Sides, every: Sequence[_Candidate]) -> None:
         loop = one.node.stmt
         assert isinstance(loop, (ast.For, ast.AsyncFor))
         over = [called(call) for call, _ in calls([loop.iter])] + names(loop.iter)
@@ -299,9 +292,7 @@ class Locator:
         if going and left and max(left) < min(going) and breaks and self._ends_alike(loop, one.node, sides):
             one.score -= 7.0
 
-    def _ends_alike(
-        self, loop: ast.For | ast.AsyncFor, node: Node, sides: tuple[tuple[int, ...], tuple[int, ...]]
-    ) -> bool:
+    def _ends_alike(self, loop: ast.For | ast.AsyncFor, node: Node, sides: _Sides) -> bool:
         """Whether a loop's own end is the same on all ranks, range(8) say, so that it cannot have ended by itself."""
         for call, _ in calls([loop.iter]):
             if called(call) == "range" and not any(True for _ in calls(call.args)):
@@ -313,7 +304,7 @@ class Locator:
         values = self._values(node, rank)
         return {name: values.get(name, "") for arg in call.args for name in names(arg)}
 
-    def _weigh_handler(self, one: _Candidate, sides: tuple[tuple[int, ...], tuple[int, ...]]) -> None:
+    def _weigh_handler(self, one: _Candidate, sides: _Sides) -> None:
         handler = one.node.stmt
         one.score = 2.0 if one.forced else 1.5
         if isinstance(handler, ast.ExceptHandler):
@@ -328,19 +319,16 @@ class Locator:
                     state and any(raised.frames and _inside(raised.frames, one.node) for raised in state.handled)
                 ):
                     one.score += 5.0
-            one.score += self._in_handler(one, sides)
+            if "in handler" in one.culprit or "in handler" in one.healthy:
+                one.score += 5.0
         for rank in (*sides[0], *sides[1]):
             raised = self.states[rank].handled if rank in self.states else ()
             if raised:
                 one.values[rank] = f"{raised[-1].kind}: {raised[-1].text}"
 
-    def _in_handler(self, one: _Candidate, sides: tuple[tuple[int, ...], tuple[int, ...]]) -> float:
-        del sides
-        return 5.0 if "in handler" in one.culprit or "in handler" in one.healthy else 0.0
-
     # Words
 
-    def _told(self, found: Sequence[_Candidate], sides: tuple[tuple[int, ...], tuple[int, ...]]) -> Parting:
+    def _told(self, found: Sequence[_Candidate], sides: _Sides) -> Parting:
         best = found[0]
         place = self._place(best)
         rivals = [
@@ -366,30 +354,19 @@ class Locator:
 
     def _why(self, one: _Candidate) -> str:
         kind = one.node.kind
-        if kind == "for":
-            return "this loop ended earlier" if "end" in one.culprit else "this loop went on"
-        if kind == "while":
+        if kind in {"for", "while"}:
             return "this loop ended earlier" if "end" in one.culprit else "this loop went on"
         if kind in {"except", "with"}:
             place = f", raised near line {one.raised_at}" if one.raised_at else ""
             return f"an exception was swallowed here{place}"
-        if kind == "match":
-            return "another case was taken here"
-        if kind == "assert":
-            return "this assertion failed"
-        for jump, word in (
-            (ast.Continue, "continue"),
-            (ast.Break, "break"),
-            (ast.Return, "return"),
-            (ast.Raise, "raise"),
-        ):
-            if _jumps(one, jump):
-                return f"its `{word}` was taken"
+        jump = next((word for jump, word in _JUMP_WORDS.items() if _jumps(one, jump)), "")
+        if jump:
+            return f"its `{jump}` was taken"
         if kind == "if":
             return "this branch was taken" if "true" in one.culprit else "this branch was not taken"
-        return "this condition went the other way"
+        return _WHY.get(kind, "this condition went the other way")
 
-    def _leavers(self, one: _Candidate, sides: tuple[tuple[int, ...], tuple[int, ...]]) -> tuple[int, ...]:
+    def _leavers(self, one: _Candidate, sides: _Sides) -> tuple[int, ...]:
         if one.test is not None and asks_for_rank(one.test) and (picked := singled_out(one.test, one.results)):
             return tuple(picked)
         if one.node.kind in {"for", "while"}:
@@ -403,9 +380,7 @@ class Locator:
                 return _side("true" if ends[0] else "false", one, sides)
         return ()
 
-    def _fork(
-        self, healthy: Sequence[Step], culprit: Sequence[Step], sides: tuple[tuple[int, ...], tuple[int, ...]]
-    ) -> Parting | None:
+    def _fork(self, healthy: Sequence[Step], culprit: Sequence[Step], sides: _Sides) -> Parting | None:
         """No statement separates the two: the line in the deepest common function where they differ, said as such."""
         last: Step | None = None
         for one, other in zip(healthy, culprit, strict=False):
@@ -422,7 +397,7 @@ class Locator:
         place = LeftAt(last.file, last.line, last.function, source, why)
         return Parting(place, self.unlike(last, sides) if same else {}, (), (), sure=same, score=0.0)
 
-    def unlike(self, step: Step, sides: tuple[tuple[int, ...], tuple[int, ...]]) -> dict[int, str]:
+    def unlike(self, step: Step, sides: _Sides) -> dict[int, str]:
         """Variables used in a line that differ between ranks, as texts."""
         stmt = self.sources.statement(step.file, step.line)
         used = dict.fromkeys(name for part in (head(stmt) if stmt else []) for name in names(part))
@@ -435,6 +410,29 @@ class Locator:
                     if text is not None:
                         found.setdefault(rank, []).append(f"{name} = {text}")
         return {rank: ", ".join(parts[:3]) for rank, parts in found.items()}
+
+
+def _agreement(results: Mapping[int, bool | None], sides: _Sides, labels: tuple[set[str], set[str]]) -> tuple[int, int]:
+    """For how many of the two sides a condition's values agree with the way taken, and for how many they do not."""
+    agreed = contrary = 0
+    for ranks, ways in zip(sides, labels, strict=True):
+        wanted = {_truth_of(way) for way in ways}
+        known = [results[rank] for rank in ranks if results[rank] is not None]
+        if not known or len(wanted) != 1 or None in wanted:
+            continue
+        right = sum(result in wanted for result in known)
+        agreed += right * 2 > len(known)
+        contrary += right * 2 <= len(known)
+    return agreed, contrary
+
+
+def _rank_points(test: ast.expr, contrary: int) -> float:
+    """What a condition's names say for its being one that goes by rank."""
+    if asks_for_rank(test) and not contrary:
+        return 3.0
+    if is_rank_local(test):
+        return 1.5
+    return -1.5 if {name.lower() for name in names(test)} <= _SAME_EVERYWHERE else 0.0
 
 
 def _inside(frames: Sequence[Frame], node: Node) -> bool:
@@ -460,7 +458,7 @@ def _truth_of(label: str) -> bool | None:
     return {"true": True, "body": True, "false": False, "end": False}.get(label)
 
 
-def _side(label: str, one: _Candidate, sides: tuple[tuple[int, ...], tuple[int, ...]]) -> tuple[int, ...]:
+def _side(label: str, one: _Candidate, sides: _Sides) -> tuple[int, ...]:
     if label in one.culprit and label not in one.healthy:
         return sides[1]
     if label in one.healthy and label not in one.culprit:
@@ -504,7 +502,7 @@ def _forward(starts: Iterable[Node], stops: set[Node]) -> set[Node]:
 class _Search:
     """Finds the places between a start and two ends where the ways to them part."""
 
-    def __init__(self, flow: Flow, sides: tuple[tuple[int, ...], tuple[int, ...]]) -> None:
+    def __init__(self, flow: Flow, sides: _Sides) -> None:
         self.flow = flow
         self.sides = sides
         self.healthy, self.culprit = flow.ends[1], flow.ends[2]

@@ -65,7 +65,6 @@ class Node:
     ways: list[tuple[str, Node]] = field(default_factory=list)
     trying: set[Node] = field(default_factory=set)
     raises: tuple[Node, ...] = ()
-    depth: int = 0
 
     def to(self, other: Node, label: str = "") -> Node:
         """Add a way."""
@@ -274,13 +273,13 @@ class Flow:
         self.sources = sources
         self.nodes: list[Node] = []
         self._ways = [_Way(tuple(one)) for one in stacks]
-        self.exit = self._node("joint", 0, "", "", None, 0)
+        self.exit = self.add(Node("joint", 0, "", ""))
         filled = [way for way in self._ways if way.steps]
         first = filled[0].steps[0] if filled else None
         self.entry = self.exit
         if first is not None:
             together = [way for way in filled if _same(way.steps[0], first)]
-            self.entry = self._scope(together, 0, self.exit, (), (), None)
+            self.entry = self.scope(together, 0, _Context(self.exit))
         for way in self._ways:
             if not way.steps:
                 way.ends.add(self.exit)
@@ -288,34 +287,25 @@ class Flow:
 
     # Functions
 
-    def _node(self, kind: str, line: int, file: str, function: str, stmt: ast.AST | None, depth: int) -> Node:
-        node = Node(kind, line, file, function, stmt, depth=depth)
+    def add(self, node: Node) -> Node:
+        """Take in a node."""
         if len(self.nodes) > self._LIMIT:
             raise RecursionError
         self.nodes.append(node)
         return node
 
-    def _scope(
-        self,
-        ways: list[_Way],
-        depth: int,
-        after: Node,
-        raises: tuple[Node, ...],
-        tries: tuple[set[Node], ...],
-        unwinds: Node | None,
-    ) -> Node:
+    def scope(self, ways: list[_Way], depth: int, context: _Context) -> Node:
         """Lay out the function in which all these stacks are at this depth; its first node."""
         step = ways[0].steps[depth]
         scope = self.sources.scope(step.file, step.function, step.line)
         here = _Layout(self, step, ways, depth)
-        context = _Context(after, raises=raises, unwinds=unwinds, tries=tries)
         if scope is None:
-            return here.unknown(after, context)
+            return here.unknown(context.returns, context)
         body: list[ast.stmt] = (
             [ast.copy_location(ast.Expr(scope.body), scope.body)] if isinstance(scope, ast.Lambda) else scope.body
         )
         here.choose(scope, body)
-        return here.block(body, after, context)
+        return here.block(body, context.returns, context)
 
 
 def _same(one: Step, other: Step) -> bool:
@@ -334,7 +324,7 @@ class _Layout:
 
     def node(self, kind: str, stmt: ast.AST | None, line: int | None = None) -> Node:
         at = line if line is not None else getattr(stmt, "lineno", self.step.line)
-        return self.flow._node(kind, at, self.step.file, self.step.function, stmt, self.depth)  # noqa: SLF001
+        return self.flow.add(Node(kind, at, self.step.file, self.step.function, stmt))
 
     def choose(self, scope: Scope, body: list[ast.stmt]) -> None:
         """Find for each stack the statement of this function that it is at."""
@@ -429,31 +419,9 @@ class _Layout:
 
     def _call(self, node: Node, ways: list[_Way], after: Node, context: _Context, *, maybe: bool) -> Node:
         """Lay in what the stacks at this statement are inside of."""
-        ending = [way for way in ways if len(way.steps) == self.depth + 1]
-        groups: list[list[_Way]] = []
-        for way in ways:
-            if way in ending:
-                continue
-            step = way.steps[self.depth + 1]
-            fit = [one for one in groups if self._same_scope(one[0].steps[self.depth + 1], step)]
-            fit[0].append(way) if fit else groups.append([way])
-        if not ending and not groups:
+        starts, exits, engine = self._inlined(node, ways, context)
+        if not starts:
             return node.to(after)
-        exits: list[Node] = []
-        starts: list[Node] = []
-        if ending:
-            target = self.node("do", node.stmt, node.line)
-            self._track(target, context)
-            for way in ending:
-                way.ends.add(target)
-            starts.append(target)
-            exits.append(target)
-        engine = False
-        for group in groups:
-            done = self.node("joint", None, node.line)
-            starts.append(self.flow._scope(group, self.depth + 1, done, context.raises, context.tries, context.unwinds))  # noqa: SLF001
-            exits.append(done)
-            engine = engine or any(way.steps[self.depth + 1].engine for way in group)
         several = len(starts) > 1
         if maybe or several:
             node.kind = "expression"
@@ -465,11 +433,38 @@ class _Layout:
             end.to(after)
             if engine:
                 end.to(node)
-            elif several:
-                for other in range(len(starts)):
-                    if other != at:
-                        end.to(starts[other])
+            for other in starts[:at] + starts[at + 1 :] if several and not engine else ():
+                end.to(other)
         return node
+
+    def _inlined(self, node: Node, ways: list[_Way], context: _Context) -> tuple[list[Node], list[Node], bool]:
+        """What is called at a node: its beginnings and ends, and whether a library may call it again."""
+        ending = [way for way in ways if len(way.steps) == self.depth + 1]
+        groups: list[list[_Way]] = []
+        for way in ways:
+            if way in ending:
+                continue
+            step = way.steps[self.depth + 1]
+            fit = [one for one in groups if self._same_scope(one[0].steps[self.depth + 1], step)]
+            if fit:
+                fit[0].append(way)
+            else:
+                groups.append([way])
+        starts: list[Node] = []
+        exits: list[Node] = []
+        if ending:
+            target = self.node("do", node.stmt, node.line)
+            self._track(target, context)
+            for way in ending:
+                way.ends.add(target)
+            starts.append(target)
+            exits.append(target)
+        for group in groups:
+            done = self.node("joint", None, node.line)
+            inner = _Context(done, None, None, context.raises, context.unwinds, context.tries)
+            starts.append(self.flow.scope(group, self.depth + 1, inner))
+            exits.append(done)
+        return starts, exits, any(way.steps[self.depth + 1].engine for group in groups for way in group)
 
     def _same_scope(self, one: Step, other: Step) -> bool:
         if not _same(one, other):

@@ -7,6 +7,7 @@ it, a ring of waits. What stands still without proof is a suspicion; what works 
 from __future__ import annotations
 
 import ast
+import re
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -78,7 +79,7 @@ class _Judge:
                 found.append(one)
         if not found:
             return None
-        unlike = min(found, key=self._asked_at)
+        unlike = self._with_aborted(min(found, key=self._asked_at))
         earlier = alignment.first_apart(self.states, unlike.key, before=unlike.index)
         sides = earlier.sites if earlier else alignment.classes(unlike.ops)
         ops = earlier.ops if earlier else unlike.ops
@@ -93,6 +94,17 @@ class _Judge:
         if earlier:
             evidence.append(f"already #{earlier.index} was called from unlike lines: {self._sites(earlier)}")
         return self._made("mismatch", True, ranks, parting, reason, evidence, silent=not self._anyone_waits(unlike))
+
+    def _with_aborted(self, unlike: Unlike) -> Unlike:
+        """Add the ranks that gloo ended in this collective before they could tell: they got more than they expected."""
+        if unlike.what not in {"size", "dtype"}:
+            return unlike
+        ops = dict(unlike.ops)
+        least = min(unlike.ops.values(), key=alignment.byte_count)
+        for one in self.states:
+            if one.rank in unlike.key[1] and one.rank not in ops and _aborted(one):
+                ops[one.rank] = least
+        return replace(unlike, ops=ops)
 
     def _asked_at(self, unlike: Unlike) -> int:
         return min(op.time_ns for op in unlike.ops.values())
@@ -122,19 +134,15 @@ class _Judge:
         shifted = site(one.frames) == site(other.frames) and self._other_trip(key, one, other, healthy[0], culprits[0])
         return self.locator.part(
             self._before(key, index, healthy[0], culprits[0]),
-            self._with_values(one.frames, healthy[0]),
-            self._with_values(other.frames, culprits[0]),
+            one.frames,
+            other.frames,
             healthy,
             culprits,
             shifted=shifted,
         )
 
-    def _with_values(self, frames: Sequence[Frame], rank: int) -> Sequence[Frame]:
-        del rank  # values are found by function
-        return frames
-
     def _other_trip(self, key: Key, one: Op, other: Op, healthy: int, culprit: int) -> bool:
-        """Whether two unlike operations of one line are from unlike trips: what one rank does there the other has done."""
+        """Whether two unlike operations of one line are of unlike trips: what one does there the other has done."""
         place = site(one.frames)
         for mine, theirs, rank in ((other, one, healthy), (one, other, culprit)):
             done = [
@@ -205,6 +213,8 @@ class _Judge:
 
     def _dead(self, ranks: Sequence[int], victims: Iterable[int]) -> Verdict:
         state = self.of[ranks[0]]
+        if (found := self._unequal_sizes(ranks, sorted(victims))) is not None:
+            return found
         error = state.error
         frames = error.frames if error else state.stack
         frame = next((one for one in frames if one.user), None)
@@ -218,6 +228,22 @@ class _Judge:
         how = f"failed with {error.kind}: {error.text}" if error else _signal_words(code)
         reason = f"{_ranks(ranks)} {how}, while {_ranks(sorted(victims))} wait for it"
         return Verdict("dead", True, tuple(ranks), left_at, reason=reason)
+
+    def _unequal_sizes(self, ranks: Sequence[int], victims: Sequence[int]) -> Verdict | None:
+        """A process that gets more bytes than it expects is ended by gloo; its last words say so."""
+        told = [rank for rank in ranks if _LONGER.search(self.of[rank].view.process.last_words)]
+        if not told:
+            return None
+        op = next((op for rank in victims if (op := self._last_op(rank)) is not None), None)
+        frame = (op.user_site() if op else None) or self.of[told[0]].here()
+        left_at = None
+        if frame is not None:
+            source = self.sources.line(frame.file, frame.line)
+            left_at = LeftAt(frame.file, frame.line, own(frame.function), source, "the same call with unlike sizes")
+        words = f" in {_op_words(op)}" if op else ""
+        reason = f"{_ranks(told)} got more bytes from another rank than it expected{words}, and was ended by gloo"
+        everyone = tuple(one.rank for one in self.states) if len(self.states) == 2 else tuple(told)
+        return Verdict("mismatch", True, everyone, left_at, reason=reason)
 
     def _left(self, left: Sequence[int], victims: Sequence[int]) -> Verdict:
         """Ranks that came to the end of the program while others were in a collective."""
@@ -429,7 +455,8 @@ class _Judge:
                 continue
             healthy, culprits = _sides(apart.sites)
             parting = self._part_ops(key, apart.index, apart.ops, healthy, culprits)
-            reason = f"the collective #{apart.index} of {self._group(key)} pairs calls from unlike lines: {self._sites(apart)}"
+            places = self._sites(apart)
+            reason = f"the collective #{apart.index} of {self._group(key)} pairs calls from unlike lines: {places}"
             ranks = self._blame(apart.sites, parting)
             return self._made("mismatch", False, ranks, parting, reason, [], silent=True)
         return self._facts()
@@ -510,6 +537,14 @@ class _Judge:
             wait_word = "waits" if len(found) == 1 else "wait"
             lines.append(f"rank {rank} {does}{at}, {who} {wait_word} for it since {since:.0f} s")
         return lines
+
+
+_LONGER = re.compile(r"preamble\.length <= op\.nbytes")
+
+
+def _aborted(one: State) -> bool:
+    """Whether it was ended by an abort(), as gloo does."""
+    return one.ended == "killed" and one.view.process.exit_code in {134, -6}
 
 
 def _shows(parting: Parting | None) -> bool:
