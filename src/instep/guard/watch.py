@@ -66,7 +66,7 @@ class Watch:
         host: the machine's name.
         suspect_s: how long a suspicion must stand.
         last_words: the end of what a rank has written.
-        decide: the verdict over all views.
+        decide: the verdict over all views, for tests.
 
     Attributes:
         next_at: when to look again, by the monotonic clock.
@@ -81,14 +81,14 @@ class Watch:
         *,
         suspect_s: float,
         last_words: Callable[[int], str] = lambda _: "",
-        decide: Callable[[Sequence[View]], Verdict | None] = judge,
+        decide: Callable[[Sequence[View]], Verdict | None] | None = None,
     ) -> None:
         self.next_at = 0.0
         self._folder = folder
         self._world_size = world_size
         self._host = host
         self._suspect_s = suspect_s
-        self._judge = decide
+        self._judge = decide or _decide
         self._processes = Processes(last_words)
         self._places = Places()
         self._beats: dict[int, Beat] = {}
@@ -329,6 +329,14 @@ class Watch:
             self._told += 1
             seconds = now - max(self._stands_since(rank) for rank in waiting)
             self._notes.append(_waiting_words(waiting, working, self._beats, seconds))
+
+
+def _decide(views: Sequence[View]) -> Verdict | None:
+    """The verdict; without the line where the program's text is such that our reading of it fails."""
+    try:
+        return judge(views)
+    except Exception:  # noqa: BLE001  # any source file may come by: it shall not cost the verdict
+        return judge(views, lambda _: None)
 
 
 def _key(verdict: Verdict) -> tuple[object, ...]:
