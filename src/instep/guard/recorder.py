@@ -14,7 +14,7 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from instep.guard import facts, flight, positions, storage
+from instep.guard import aborts, facts, flight, positions, storage
 from instep.guard.records import Beat, End, Frame, Group, Raised, Snapshot
 
 if TYPE_CHECKING:
@@ -112,6 +112,7 @@ class Recorder:
         self._files = [stacks, fatal]
         faulthandler.register(storage.STACKS_SIGNAL, stacks, all_threads=True, chain=False)
         faulthandler.enable(fatal)
+        aborts.hold(fatal)
         self._facts.watch_optimizers()
         self._beat()
         self._thread.start()
@@ -210,7 +211,7 @@ class Recorder:
             self._writer.close()
             if self._files:
                 with suppress(Exception):
-                    faulthandler.enable()  # to stderr, as it was
+                    aborts.release()  # to stderr, as it was
                 for file in self._files:
                     file.close()
                 self._files = []
@@ -258,6 +259,6 @@ def _forget() -> None:
         recorder = _current.pop()
         with suppress(Exception):
             faulthandler.unregister(storage.STACKS_SIGNAL)
-            faulthandler.enable()
+            aborts.release()
             recorder._lock = threading.RLock()  # noqa: SLF001  # the thread that may have held it is not here
             recorder._close()  # noqa: SLF001
