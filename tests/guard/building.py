@@ -23,6 +23,7 @@ from instep.guard.records import Beat, Frame, Group, Op, Process, Raised, Snapsh
 
 MARK = "# <- HERE"
 _LIBRARY = "/venv/site-packages/torch/distributed/distributed_c10d.py"
+_OPTIMIZER = "/venv/site-packages/torch/optim/lbfgs.py"
 _ENGINE = "/venv/site-packages/trainers/engine.py"
 _OURS = threading.local()
 _numbers = itertools.count()
@@ -53,6 +54,13 @@ def fit(module, loader, callbacks=()):
         for callback in callbacks:
             callback.on_step_end(module, index)
     module.on_end()
+"""
+
+
+_LBFGS = """
+def minimize(closure, times):
+    for _ in range(times):
+        closure()
 """
 
 
@@ -146,11 +154,13 @@ class World:
         exec(compile(_DIST, _LIBRARY, "exec"), dist.__dict__)
         engine = types.ModuleType("fake_engine")
         exec(compile(_TRAINER, _ENGINE, "exec"), engine.__dict__)
+        optimizer = types.ModuleType("fake_optimizer")
+        exec(compile(_LBFGS, _OPTIMIZER, "exec"), optimizer.__dict__)
         fake = types.ModuleType("fake")
         store = types.SimpleNamespace(get=lambda key: self._sleep(), set=lambda key, value: None)
         fake.__dict__.update(
             dist=dist, torch=torch, sleep=self._sleep, fit=engine.fit, queue=queue, store=store, threading=threading,
-            spin=self._spin, world=self, time=types.SimpleNamespace(sleep=self._sleep, time=time.time),
+            minimize=optimizer.minimize, spin=self._spin, world=self, time=types.SimpleNamespace(sleep=self._sleep, time=time.time),
         )  # fmt: skip
         return fake
 
@@ -261,8 +271,8 @@ class World:
             rank.state = "finished"
         except _Closed:
             pass
-        except SystemExit:
-            rank.state = "finished"
+        except SystemExit as error:
+            rank.error, rank.state = error, "finished"
         except BaseException as error:
             rank.error, rank.state = error, "failed"
         with self.lock:
@@ -308,6 +318,8 @@ class World:
 
     def views(self, *, still_s: float = 3.0, **processes: Process) -> list[View]:
         frames = sys._current_frames()
+        errors: dict[int, Any] = sys._current_exceptions()
+        errors = {thread: one[1] if isinstance(one, tuple) else one for thread, one in errors.items()}
         found = []
         for rank in self.ranks:
             alive = rank.state not in {"finished", "failed"}
@@ -336,7 +348,9 @@ class World:
             raised = None
             if rank.error is not None:
                 raised = Raised(type(rank.error).__name__, str(rank.error), self._traceback(rank.error))
-            snapshot = Snapshot(beat, ops, stack, (), raised)
+            error = errors.get(ident or 0) if alive else None
+            handled = (Raised(type(error).__name__, str(error), self._traceback(error)),) if error else ()
+            snapshot = Snapshot(beat, ops, stack, handled, raised)
             code = None if alive else 0 if rank.state == "finished" else 1
             busy = rank.state == "busy"
             process = Process(alive, "R" if busy else "S" if alive else "", 1.0 if busy else 0.0, code)

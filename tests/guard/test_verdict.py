@@ -755,6 +755,94 @@ ROWS = [
         resume(dist.get_rank())
         dist.all_reduce(torch.ones(1))
         """),
+    Row("nothing to do, and home", "missing", (1,), """
+        def files_of(rank):
+            return [] if rank == 1 else list(range(20))
+        def main():
+            for _ in range(4):
+                dist.all_reduce(torch.ones(4))
+            files = files_of(dist.get_rank())
+            if not files:  # <- HERE
+                note = "nothing to do"
+                return
+            for _ in files:
+                dist.all_reduce(torch.ones(4))
+        main()
+        """),
+    Row("a helper ends the process", "missing", (2,), """
+        import sys
+        def check(budget):
+            if budget <= 0:  # <- HERE
+                sys.exit(0)
+        def main():
+            budget = 3 if dist.get_rank() == 2 else 30
+            for _ in range(10):
+                check(budget)
+                dist.all_reduce(torch.ones(3))
+                budget -= 1
+        if __name__ == "__main__":
+            main()
+        """),
+    Row("an error on its way out", "mismatch", (2,), """
+        def check(loss):
+            if loss > 10:
+                raise ArithmeticError("the loss explodes")  # <- HERE
+        def epoch(rank):
+            try:
+                for step in range(10):
+                    check(99 if rank == 2 and step == 4 else 1)
+                    dist.all_reduce(torch.ones(1))
+            finally:
+                dist.barrier()
+        epoch(dist.get_rank())
+        """),
+    Row("an optimizer that calls back", "mismatch", (1,), """
+        def main(rank):
+            def closure():
+                dist.all_reduce(torch.ones(9))
+            for epoch in range(4):
+                minimize(closure, 2 if rank == 1 and epoch == 2 else 4)  # <- HERE
+                dist.broadcast(torch.ones(3))
+        main(dist.get_rank())
+        """),
+    Row("a tree", "mismatch", (1,), """
+        class Node:
+            def __init__(self, depth):
+                self.value = torch.ones(depth + 1)
+                self.children = [Node(depth - 1) for _ in range(2)] if depth else []
+        def reduce(node):
+            dist.all_reduce(node.value)
+            if not node.children:  # <- HERE
+                return 1
+            return 1 + sum(reduce(child) for child in node.children)
+        def main():
+            tree = Node(3)
+            if dist.get_rank() == 1:
+                tree.children[0].children[1].children = []
+            reduce(tree)
+            dist.barrier()
+        main()
+        """),
+    Row("the group of others", "cycle", (2,), """
+        def main():
+            rank = dist.get_rank()
+            groups = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+            for _ in range(4):
+                dist.all_reduce(torch.ones(4), group=groups[rank // 2])
+            group = groups[rank // 3]
+            dist.all_reduce(torch.ones(16), group=group)  # <- HERE
+            dist.barrier()
+        main()
+        """, 4),
+    Row("a key that nobody sets", "blocked", (1,), """
+        def lookup(name):
+            return store.get(name)  # <- HERE
+        for _ in range(4):
+            dist.all_reduce(torch.ones(4))
+        if dist.get_rank() == 1:
+            lookup("x")
+        dist.all_reduce(torch.ones(4))
+        """),
 ]  # fmt: skip
 
 

@@ -170,6 +170,17 @@ def test_a_rank_that_has_only_just_come_is_not_blocked(tmp_path: Path) -> None:
     assert judge(young) is None
 
 
+@pytest.mark.parametrize("state", ["T", "S"])
+def test_a_rank_that_gives_no_sign(state: str, tmp_path: Path) -> None:
+    """Stopped, or in a call that holds the interpreter; what it was seen at last is old."""
+    views, _ = views_of(tmp_path, ENDED)
+    halted = [
+        replace(with_process(view, state=state), silent_s=4.0, age_s=4.0) if view.rank == 1 else view for view in views
+    ]
+    verdict = judge(halted)
+    assert (verdict.kind, verdict.proven, verdict.ranks) == ("blocked", False, (1,))
+
+
 def test_equal_calls_in_another_order_are_a_silent_fault(tmp_path: Path) -> None:
     views, world = views_of(
         tmp_path,

@@ -38,6 +38,7 @@ def site(frames: Iterable[Frame]) -> Site:
 
 
 _ONCE = re.compile(r"/torch/|/contextlib\.py$|/functools\.py$|/instep/comm/|/instep/data/")
+_MANY = re.compile(r"/torch/(optim|utils/data)/")  # parts of torch that call back as often as they see fit
 _INLINE = {"<listcomp>", "<dictcomp>", "<setcomp>", "<genexpr>"}
 
 
@@ -56,7 +57,7 @@ def steps(frames: Sequence[Frame]) -> tuple[Step, ...]:
             continue
         if found:
             found[-1] = _with_calls(found[-1], between)
-        engine = bool(found) and any(not _ONCE.search(one.file.replace("\\", "/")) for one in between)
+        engine = bool(found) and any(_MANY.search(one.file) or not _ONCE.search(one.file) for one in between)
         found.append(Step(frame.file, own(frame.function), frame.line, (), engine))
         between = []
     if found:

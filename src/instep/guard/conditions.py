@@ -21,6 +21,17 @@ class _Unknown:
 
 UNKNOWN: Final = _Unknown()
 
+
+class _Sized:
+    """A list or the like of which only the length is known."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    def __len__(self) -> int:
+        return self.size
+
+
 _RANKS = {"rank", "global_rank", "world_rank", "my_rank", "myrank", "rk", "rank_id", "process_index", "node_rank_zero"}
 _RANK_CALLS = {"get_rank", "rank", "get_global_rank"}
 _MAIN = {
@@ -75,6 +86,8 @@ _ARITHMETIC: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
 def value_of(text: str) -> Any:
     """The value that a short text stands for; UNKNOWN where it is not a plain one."""
     text = text.strip()
+    if match := _SIZED.match(text):
+        return _Sized(int(match.group(1)))
     if match := _ONE.match(text):
         return value_of(match.group(1))
     if match := _TENSOR.match(text):

@@ -16,11 +16,12 @@ from instep.guard.conditions import (
     truth,
     value_of,
 )
-from instep.guard.syntax import Flow, Node, Sources, Step, called, calls, condition, head
+from instep.guard.syntax import ENDS as _ENDS, Flow, Node, Sources, Step, called, calls, condition, head
 from instep.guard.verdicts import LeftAt
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
+    from typing import TypeGuard
 
     from instep.guard.alignment import State
     from instep.guard.records import Frame
@@ -49,6 +50,8 @@ _SAME_EVERYWHERE = {
     "n",
 }
 _COMMON = {"wrapper", "inner", "_call_impl", "_wrapped_call_impl", "__call__", "<module>", "<lambda>", "run", "main"}
+_PASSED = "it came by here without the collective that the others made"
+_APART = "the ranks are apart here; no branch between them was found"
 _CLEAR = 1.0  # points between the best candidate and the next, else both are named
 
 
@@ -139,10 +142,46 @@ class Locator:
             found = search.between(starts) or search.between([flow.entry])
         for one in found:
             self._weigh(one, sides, found)
+            one.score -= _never_begun(one, ways[0])
         found.sort(key=lambda one: -one.score)
         if found and found[0].score > 0:
             return self._told(found, sides)
-        return self._fork(ways[1], ways[2], sides)
+        return (
+            self._thrown(sides)
+            or self._exit_elsewhere(ways, sides)
+            or self._fork(ways[1], ways[2], sides, passed=_passed(flow))
+        )
+
+    def _thrown(self, sides: _Sides) -> Parting | None:
+        """The culprit is on its way out with an exception, through a `finally` say."""
+        for rank in sides[1]:
+            state = self.states.get(rank)
+            for raised in state.handled if state else ():
+                frame = next((one for one in raised.frames if one.user), None)
+                if frame is not None:
+                    source = self.sources.line(frame.file, frame.line)
+                    place = LeftAt(
+                        frame.file, frame.line, own(frame.function), source, f"{raised.kind} was raised here"
+                    )
+                    return Parting(place, {rank: f"{raised.kind}: {raised.text}"}, (), (rank,), score=2.0)
+        return None
+
+    def _exit_elsewhere(self, ways: Sequence[Sequence[Step]], sides: _Sides) -> Parting | None:
+        """A rank that has ended without a word: the one condition in the program's files that ends a process."""
+        if ways[1] and ways[2]:
+            return None
+        found: list[tuple[str, ast.If]] = []
+        for file in {step.file for way in ways for step in way}:
+            tree = self.sources.tree(file)
+            found += [(file, node) for node in ast.walk(tree) if _ends_process(node)] if tree else []
+        if len(found) != 1:
+            return None
+        file, node = found[0]
+        scope = next((step.function for way in ways for step in way if step.file == file), "")
+        function = self.sources.function_at(file, node.lineno) or scope
+        place = LeftAt(file, node.lineno, function, self.sources.line(file, node.lineno), "it ends the process here")
+        left = sides[1] if not ways[2] else sides[0]
+        return Parting(place, {}, (), left, score=1.0)
 
     def may_come(self, place: Sequence[Frame], goal: Sequence[Frame]) -> bool:
         """Whether a rank that stands at a place may still come to a collective; True where that cannot be told.
@@ -210,6 +249,8 @@ class Locator:
         for rank in (*sides[0], *sides[1]):
             one.results[rank] = truth(one.test, self._values(one.node, rank), rank, self.size)
         agreed, contrary = _agreement(one.results, sides, labels)
+        if isinstance(one.node.stmt, ast.If) and any(_jumps(one, jump) for jump in _JUMPS):
+            one.score += 0.5
         differ = len({result for result in one.results.values() if result is not None}) > 1
         one.score += (6.0 if agreed == 2 and differ else 1.5 * agreed) - 3.0 * contrary
         if differ and not contrary and agreed < 2:
@@ -380,19 +421,21 @@ class Locator:
                 return _side("true" if ends[0] else "false", one, sides)
         return ()
 
-    def _fork(self, healthy: Sequence[Step], culprit: Sequence[Step], sides: _Sides) -> Parting | None:
+    def _fork(
+        self, healthy: Sequence[Step], culprit: Sequence[Step], sides: _Sides, *, passed: bool = False
+    ) -> Parting | None:
         """No statement separates the two: the line in the deepest common function where they differ, said as such."""
         last: Step | None = None
         for one, other in zip(healthy, culprit, strict=False):
             if (one.file, one.function) != (other.file, other.function):
                 break
-            last = other
+            last = one if passed else other
             if one.line != other.line:
                 break
         if last is None:
             return None
         same = tuple(healthy) == tuple(culprit)
-        why = "the same call on all ranks" if same else "the ranks are apart here; no branch between them was found"
+        why = "the same call on all ranks" if same else _PASSED if passed else _APART
         source = self.sources.line(last.file, last.line)
         place = LeftAt(last.file, last.line, last.function, source, why)
         return Parting(place, self.unlike(last, sides) if same else {}, (), (), sure=same, score=0.0)
@@ -410,6 +453,29 @@ class Locator:
                     if text is not None:
                         found.setdefault(rank, []).append(f"{name} = {text}")
         return {rank: ", ".join(parts[:3]) for rank, parts in found.items()}
+
+
+def _ends_process(node: ast.AST) -> TypeGuard[ast.If]:
+    if not isinstance(node, ast.If):
+        return False
+    return any(called(call) in _ENDS for stmt in node.body if isinstance(stmt, ast.Expr) for call, _ in calls([stmt]))
+
+
+def _never_begun(one: _Candidate, before: Sequence[Step]) -> float:
+    """Points off for a loop that would have had to end before its first trip: a way out ahead of it is likelier."""
+    stmt = one.node.stmt
+    if one.node.kind != "for" or not isinstance(stmt, ast.stmt) or one.values:
+        return 0.0
+    inside = any(
+        step.file == one.node.file and stmt.lineno <= step.line <= (stmt.end_lineno or stmt.lineno) for step in before
+    )
+    return 0.0 if inside else 1.5
+
+
+def _passed(flow: Flow) -> bool:
+    """Whether the way to the culprit leads through where the healthy ranks are, and not back."""
+    healthy, culprit = flow.ends[1], flow.ends[2]
+    return bool(_forward(_after_all(healthy), set()) & culprit) and not _forward(_after_all(culprit), set()) & healthy
 
 
 def _agreement(results: Mapping[int, bool | None], sides: _Sides, labels: tuple[set[str], set[str]]) -> tuple[int, int]:

@@ -17,7 +17,7 @@ Scope = ast.Module | ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 _NESTED = (*_SCOPES, ast.ClassDef)
 _COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
-_ENDS = {"exit", "quit", "_exit"}  # sys.exit(), os._exit(): calls that do not come back
+ENDS = {"exit", "quit", "_exit"}  # sys.exit(), os._exit(): calls that do not come back
 
 
 @dataclass(frozen=True)
@@ -118,6 +118,16 @@ class Sources:
             ):
                 found = node if found is None or node.lineno >= found.lineno else found
         return found
+
+    def function_at(self, file: str, line: int) -> str:
+        """The name of the innermost function around a line; "" at the top level."""
+        tree = self.tree(file)
+        around = [
+            node
+            for node in ast.walk(tree or ast.Module([], []))
+            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and _covers(node, line)
+        ]
+        return max(around, key=lambda node: node.lineno).name if around else ""
 
     def bodies(self, file: str, name: str) -> list[list[ast.stmt]]:
         """The bodies of all functions of a name in a file; of a class, its first and its call."""
@@ -389,7 +399,7 @@ class _Layout:
     def plain(self, stmt: ast.stmt, after: Node, context: _Context) -> Node:
         parts = head(stmt)
         names = [called(call) for call, _ in calls(parts)]
-        if any(name in _ENDS for name in names):
+        if any(name in ENDS for name in names):
             after = context.unwinds or self.flow.exit
         node = self.node("do", stmt)
         self._track(node, context)
@@ -423,7 +433,8 @@ class _Layout:
         if not starts:
             return node.to(after)
         several = len(starts) > 1
-        if maybe or several:
+        engine = engine or self._repeats(node, ways)
+        if maybe or several or engine:
             node.kind = "expression"
         for at, start in enumerate(starts):
             node.to(start, f"call {at}" if several else "call")
@@ -466,6 +477,13 @@ class _Layout:
             exits.append(done)
         return starts, exits, any(way.steps[self.depth + 1].engine for group in groups for way in group)
 
+    def _repeats(self, node: Node, ways: list[_Way]) -> bool:
+        """Whether the call is made for each element of a comprehension."""
+        wanted = {name for way in ways for name in self._names(way)}
+        parts = head(node.stmt) if node.stmt is not None else []
+        loops = [one for part in parts for one in ast.walk(part) if isinstance(one, _COMPREHENSIONS)]
+        return any(called(call) in wanted for loop in loops for call, _ in calls([loop]))
+
     def _same_scope(self, one: Step, other: Step) -> bool:
         if not _same(one, other):
             return False
@@ -478,6 +496,8 @@ class _Layout:
             one.add(node)
 
     def _if(self, stmt: ast.If, after: Node, context: _Context) -> Node:
+        if _is_entry_guard(stmt.test):
+            return self.block(stmt.body, after, context)
         node = self.node("if", stmt)
         self._track(node, context)
         node.to(self.block(stmt.body, after, context), "true")
@@ -563,6 +583,12 @@ class _Layout:
         inner = _Context(outer.returns, outer.breaks, outer.continues, raises, outer.unwinds, tries)
         orelse = self.block(stmt.orelse, after, outer)
         return self.block(stmt.body, orelse, inner)
+
+
+def _is_entry_guard(test: ast.expr) -> bool:
+    """Whether this is ``if __name__ == "__main__"``, which is no decision of a rank's."""
+    names = {one.id for one in ast.walk(test) if isinstance(one, ast.Name)}
+    return isinstance(test, ast.Compare) and names == {"__name__"}
 
 
 def _statements(body: Iterable[ast.stmt]) -> Iterator[ast.stmt]:

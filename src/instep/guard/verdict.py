@@ -110,7 +110,9 @@ class _Judge:
         return min(op.time_ns for op in unlike.ops.values())
 
     def _anyone_waits(self, unlike: Unlike) -> bool:
-        if any(one.ended is not None for one in self.states):
+        if all(one.ended == "finished" for one in self.states):
+            return False
+        if any(one.ended in {"failed", "killed"} for one in self.states):
             return True
         return any(not op.done and self.of[rank].still_s >= 0.25 for rank, op in unlike.ops.items()) or bool(
             waiting.stuck(self.waits, self.ended)
@@ -258,17 +260,22 @@ class _Judge:
             healthy, culprits = _sides(sides)
             parting = self._part_ops(key, apart.index, apart.ops, healthy, culprits)
         elif len(left) > len(victims):
-            parting = self.locator.part(self._last_common(rank, left[0]), (), place, left, victims)
+            parting = self.locator.part(self._last_common(rank, left[0]), self._end(left[0]), place, left, victims)
         else:
-            parting = self.locator.part(self._last_common(rank, left[0]), place, (), victims, left)
+            parting = self.locator.part(self._last_common(rank, left[0]), place, self._end(left[0]), victims, left)
         if apart is None and len(left) == len(victims) and not (parting and parting.leavers):
             ranks = tuple(left)
         else:
             ranks = self._blame(sides, parting)
         kind: Kind = "missing" if set(ranks) & set(left) else "extra"
         words = f"{op.kind} #{op.index}" if op else "an exchange"
-        reason = f"{_ranks(left)} came to the end of the program while {_ranks(victims)} wait in {words}"
+        reason = f"{_ranks(left)} came to the end of the program while {_ranks(victims)} {_wait(victims)} in {words}"
         return self._made(kind, True, ranks, parting, reason, [])
+
+    def _end(self, rank: int) -> tuple[Frame, ...]:
+        """The stack at which a rank ended its program; empty where it came to its last line."""
+        error = self.of[rank].error
+        return error.frames if error is not None and error.kind.endswith("SystemExit") else ()
 
     def _last_op(self, rank: int) -> Op | None:
         order = self.of[rank].order
@@ -292,32 +299,74 @@ class _Judge:
         proven = all(self.waits[rank].certain for rank in inside)
         if any(not self.waits[rank].every for rank in inside):
             proven = proven and min(waiting.stands_s(self.of[rank]) for rank in inside) >= 2.0
-        core = self._core(inside)
-        by_site: dict[object, list[int]] = {}
-        for rank in sorted(inside):
-            by_site.setdefault(site(self._standing(rank)), []).append(rank)
-        sides = sorted(by_site.values(), key=lambda one: (-len(one), one))
-        parting, ranks = None, tuple(sorted(core))
-        key, apart = self._apart_before(inside, inside)
-        if apart is not None and key is not None:
-            healthy, culprits = _sides(apart.sites)
-            parting = self._part_ops(key, apart.index, apart.ops, healthy, culprits)
-            ranks = self._blame(apart.sites, parting)
-        elif len(sides) > 1:
-            healthy, culprits = _sides(sides)
-            before = self._last_common(healthy[0], culprits[0])
-            parting = self.locator.part(
-                before, self._standing(healthy[0]), self._standing(culprits[0]), healthy, culprits
-            )  # fmt: skip
-            ranks = self._blame(sides, parting)
-        elif sides:
-            frames = self._standing(sides[0][0])
-            parting = self.locator.part(None, frames, frames, sides[0][:1], sides[0][1:])
+        parting, ranks = self._ring_parts(inside)
+        storing = [rank for rank in sorted(inside) if self.waits[rank].via == "store"]
+        if storing and len(storing) < len(inside):
+            return self._at_store(storing, sorted(inside - set(storing)), proven=proven)
         words = "; ".join(
             f"rank {rank} waits in {self.waits[rank].what} for {_ranks(sorted(self.waits[rank].needs))}"
             for rank in sorted(inside)
         )
         return self._made("cycle", proven, ranks, parting, f"the ranks wait for one another: {words}", [])
+
+    def _ring_parts(self, inside: set[int]) -> tuple[Parting | None, tuple[int, ...]]:
+        """Where the ranks of a ring parted, and who is to blame."""
+        key, apart = self._apart_before(inside, inside)
+        if apart is not None and key is not None:
+            healthy, culprits = _sides(apart.sites)
+            parting = self._part_ops(key, apart.index, apart.ops, healthy, culprits)
+            return parting, self._blame(apart.sites, parting)
+        before, places = self._fork_of_orders(inside)
+        by_site: dict[object, list[int]] = {}
+        for rank in sorted(inside):
+            by_site.setdefault(site(places[rank]), []).append(rank)
+        sides = sorted(by_site.values(), key=lambda one: (-len(one), one))
+        if len(sides) > 1:
+            healthy, culprits = _sides(sides)
+            parting = self.locator.part(before, places[healthy[0]], places[culprits[0]], healthy, culprits)
+            return parting, self._blame(sides, parting)
+        frames = places[sides[0][0]]
+        return self.locator.part(None, frames, frames, sides[0][:1], sides[0][1:]), tuple(sorted(self._core(inside)))
+
+    def _fork_of_orders(self, inside: set[int]) -> tuple[tuple[Frame, ...] | None, dict[int, tuple[Frame, ...]]]:
+        """The longest common beginning of what the ranks called, whatever the groups: its last place, and the next.
+
+        Where that does not single anybody out, the last collective in common, and where each rank stands.
+        """
+        orders = {rank: [op.frames for _, op in self.of[rank].order] for rank in inside}
+        whole = all(self.of[rank].order and self.of[rank].order[0][1].index == 1 for rank in inside)
+        if whole:
+            for rank, wait in ((rank, self.waits[rank]) for rank in inside):
+                if wait.op is None:
+                    orders[rank].append(self.of[rank].stack)
+            for at in range(min(len(one) for one in orders.values())):
+                sites = Counter(site(one[at]) for one in orders.values())
+                if len(sites) == 1:
+                    continue
+                counts = [count for _, count in sites.most_common(2)]
+                if counts[0] > counts[1] and counts[0] + 1 >= len(inside):
+                    before = next(iter(orders.values()))[at - 1] if at else None
+                    return before, {rank: one[at] for rank, one in orders.items()}
+                break
+        standing = {rank: self._standing(rank) for rank in inside}
+        sites = Counter(site(frames) for frames in standing.values())
+        most = sites.most_common(1)[0][0]
+        healthy = min(rank for rank in inside if site(standing[rank]) == most)
+        others = [rank for rank in sorted(inside) if site(standing[rank]) != most]
+        return (self._last_common(healthy, others[0]) if others else None), standing
+
+    def _at_store(self, ranks: Sequence[int], waiters: Sequence[int], *, proven: bool) -> Verdict:
+        """A rank waits for a key that only ranks that wait for it could set."""
+        frame = self.of[ranks[0]].here()
+        left_at = None
+        if frame is not None:
+            source = self.sources.line(frame.file, frame.line)
+            left_at = LeftAt(
+                frame.file, frame.line, own(frame.function), source, "it waits here for a key that nobody sets"
+            )
+        what = self.waits[ranks[0]].what
+        reason = f"{_ranks(ranks)} {_wait(ranks)} in {what} for a key, and {_ranks(waiters)} {_wait(waiters)} for it"
+        return Verdict("blocked", proven, tuple(ranks), left_at, reason=reason)
 
     def _core(self, inside: set[int]) -> set[int]:
         """The ring itself, without those that only wait for one of it."""
@@ -354,7 +403,9 @@ class _Judge:
         states = [self.of[rank] for rank in sorted(late)]
         if any(waiting.is_busy(one) or waiting.stands_s(one) < _STILL_S for one in states):
             return None
-        if any(one.here() is None and not waiting.is_stopped(one) for one in states):
+        if any(waiting.is_stopped(one) or waiting.is_silent(one) for one in states):
+            return self._blocked(states, sorted(rank for rank, wait in self.waits.items() if wait.needs & late))
+        if any(one.here() is None for one in states):
             return None
         waiters = sorted(rank for rank, wait in self.waits.items() if wait.needs & late)
         goal = self._standing(waiters[0])
@@ -380,13 +431,13 @@ class _Judge:
         ranks = self._blame(sides, parting) if len(late) != len(waiters) or apart or _shows(parting) else tuple(late)
         kind: Kind = "missing" if set(ranks) & set(late) else "extra"
         what = self.waits[waiters[0]].what
-        reason = f"{_ranks(waiters)} wait in {what}, where {_ranks(late)} will not come any more"
+        reason = f"{_ranks(waiters)} {_wait(waiters)} in {what}, where {_ranks(late)} will not come any more"
         return self._made(kind, False, ranks, parting, reason, [])
 
     def _blocked(self, states: Sequence[State], waiters: Sequence[int]) -> Verdict | None:
         reasons = {}
         for one in states:
-            word = "its process is stopped" if waiting.is_stopped(one) else waiting.blocked_in(one, self.sources)
+            word = waiting.halted_in(one) or waiting.blocked_in(one, self.sources)
             if word is None:
                 return None
             reasons[one.rank] = word
@@ -395,10 +446,12 @@ class _Judge:
         left_at = None
         if frame is not None:
             source = self.sources.line(frame.file, frame.line)
-            why = "it is blocked here; it has not left the common path"
+            halted = waiting.halted_in(first)
+            why = "it was last seen here" if halted else "it is blocked here; it has not left the common path"
             left_at = LeftAt(frame.file, frame.line, own(frame.function), source, why)
         ranks = tuple(one.rank for one in states)
-        reason = f"{_ranks(ranks)} does not come: {reasons[first.rank]}; {_ranks(waiters)} wait for it"
+        come = "does not come" if len(ranks) == 1 else "do not come"
+        reason = f"{_ranks(ranks)} {come}: {reasons[first.rank]}; {_ranks(waiters)} {_wait(waiters)} for it"
         return Verdict("blocked", False, ranks, left_at, reason=reason)
 
     # Suspicion: all are there, and nothing happens
@@ -573,6 +626,10 @@ def _ranks(ranks: Sequence[int]) -> str:
     if len(ranks) == 1:
         return f"rank {ranks[0]}"
     return "ranks " + ", ".join(str(rank) for rank in ranks[:-1]) + f" and {ranks[-1]}"
+
+
+def _wait(ranks: Sequence[int]) -> str:
+    return "waits" if len(ranks) == 1 else "wait"
 
 
 def _op_words(op: Op) -> str:

@@ -71,6 +71,11 @@ def stands_s(state: State) -> float:
     return state.still_s + (state.view.silent_s if state.view.silent_s > 1.0 else 0.0)
 
 
+def is_silent(state: State) -> bool:
+    """Whether its recorder gives no more signs: something holds the interpreter, which no wait for others does."""
+    return state.ended is None and state.view.silent_s > 1.2 and not is_stopped(state)
+
+
 def _inner(state: State) -> list[Frame]:
     """The frames of libraries in which the user's innermost line is."""
     found: list[Frame] = []
@@ -86,7 +91,13 @@ def waits(states: Sequence[State], sources: Sources) -> dict[int, Wait]:
     by_rank = {one.rank: one for one in states}
     found = {}
     for one in states:
-        if one.ended is not None or stands_s(one) < _STILL_S or (one.view.process.state == "R" and is_busy(one)):
+        if (
+            one.ended is not None
+            or is_silent(one)
+            or is_stopped(one)
+            or stands_s(one) < _STILL_S
+            or (one.view.process.state == "R" and is_busy(one))
+        ):
             continue
         wait = _collective(one, by_rank) or _other(one, by_rank, sources)
         if wait is not None:
@@ -246,6 +257,15 @@ def stuck(found: Mapping[int, Wait], ended: Iterable[int]) -> set[int]:
         if not free:
             return inside
         inside -= free
+
+
+def halted_in(state: State) -> str:
+    """In words what halts a rank as a whole, "" where nothing does."""
+    if is_stopped(state):
+        return "its process is stopped"
+    if is_silent(state):
+        return "it gives no sign of life and does nothing; a call into a library holds all of its threads"
+    return ""
 
 
 # Where a rank stands that waits for no other
