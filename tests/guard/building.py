@@ -19,6 +19,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from instep.guard import texts
 from instep.guard.records import Beat, Frame, Group, Op, Process, Raised, Snapshot, View
 
 MARK = "# <- HERE"
@@ -382,10 +383,17 @@ class World:
 
 
 def _texts(values: dict[str, Any]) -> dict[str, str]:
-    plain = (int, float, str, bool, type(None), Tensor, tuple, list, dict, set)
+    """As the recorder writes them."""
+    skipped = (types.FunctionType, types.ModuleType, type)
     return {
-        name: repr(one)[:80] for name, one in values.items() if isinstance(one, plain) and not name.startswith("__")
+        name: _text(one) for name, one in values.items() if not name.startswith("__") and not isinstance(one, skipped)
     }
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, Tensor):
+        return f"float32 {list(value.shape)}" if value.shape else f"{value.value} (float32)"
+    return texts.text_of(value)
 
 
 def with_process(view: View, **changes: Any) -> View:

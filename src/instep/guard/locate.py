@@ -89,6 +89,7 @@ class _Candidate:
     values: dict[int, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     raised_at: int | None = None
+    counted: bool = False  # the trips of a loop are known on both sides
 
 
 class Locator:
@@ -136,16 +137,17 @@ class Locator:
         sides = (tuple(healthy_ranks), tuple(culprit_ranks))
         search = _Search(flow, sides)
         starts = [one for node in flow.ends[0] for one in _after(node)] if ways[0] and flow.ends[0] else [flow.entry]
+        searches = [search.between, search.first]
         if flow.ends[1] & flow.ends[2]:
-            found = search.around(starts) if shifted else []
-        else:
-            found = search.between(starts) or search.between([flow.entry])
-        for one in found:
-            self._weigh(one, sides, found)
-            one.score -= _never_begun(one, ways[0])
-        found.sort(key=lambda one: -one.score)
-        if found and found[0].score > 0:
-            return self._told(found, sides)
+            searches = [search.around] if shifted else []
+        for look, begin in [*((one, starts) for one in searches), (search.between, [flow.entry])]:
+            found = look(begin)
+            for one in found:
+                self._weigh(one, sides, found)
+                one.score -= _never_begun(one, ways[0])
+            found.sort(key=lambda one: -one.score)
+            if found and found[0].score > 0:
+                return self._told(found, sides)
         return (
             self._thrown(sides)
             or self._exit_elsewhere(ways, sides)
@@ -323,6 +325,7 @@ class Locator:
             left, going = counts
         else:
             return
+        one.counted = bool(going and left)
         if going and left:
             one.score += 6.0 if max(left) < min(going) else -6.0
         elif not any(True for _ in every if _.node.kind in {"if", "except"}):
@@ -464,7 +467,7 @@ def _ends_process(node: ast.AST) -> TypeGuard[ast.If]:
 def _never_begun(one: _Candidate, before: Sequence[Step]) -> float:
     """Points off for a loop that would have had to end before its first trip: a way out ahead of it is likelier."""
     stmt = one.node.stmt
-    if one.node.kind != "for" or not isinstance(stmt, ast.stmt) or one.values:
+    if one.node.kind != "for" or not isinstance(stmt, ast.stmt) or one.counted:
         return 0.0
     inside = any(
         step.file == one.node.file and stmt.lineno <= step.line <= (stmt.end_lineno or stmt.lineno) for step in before
@@ -653,6 +656,22 @@ class _Search:
                 continue
             kept.append(one)
         return kept
+
+    def first(self, starts: Sequence[Node]) -> list[_Candidate]:
+        """Decisions that part the ways when they are come by once: in a recursion, later ones would join them again."""
+        near = _forward(starts, self.healthy | self.culprit)
+        found = []
+        for node in self.flow.nodes:
+            if node not in near or node.kind not in {"if", "match"} or len(node.ways) < 2:
+                continue
+            stops = {node} | self.healthy | self.culprit
+            ahead = {label: _forward([other], stops) for label, other in node.ways}
+            healthy = {label for label, nodes in ahead.items() if nodes & self.healthy}
+            culprit = {label for label, nodes in ahead.items() if nodes & self.culprit}
+            if healthy and culprit and healthy != culprit:
+                one = _Candidate(node, healthy - culprit or healthy, culprit - healthy or culprit, forced=False)
+                found.append(one)
+        return found
 
     def around(self, starts: Sequence[Node]) -> list[_Candidate]:
         """Decisions of a loop that skip the very call at which all ranks are, in unlike trips."""
