@@ -236,11 +236,19 @@ def test_standard_input_is_rank_0s(place: Place) -> None:
 
 
 def test_ranks_hold_nothing_of_the_launchers(place: Place) -> None:
-    place.write("train.py", "import os\nprint(sorted(os.listdir('/proc/self/fd')), os.getsid(0) == os.getpid())\n")
+    place.write(
+        "train.py",
+        """
+        import os
+        held = {number: os.path.realpath(f"/proc/self/fd/{number}") for number in os.listdir("/proc/self/fd")}
+        print(sorted(number for number, file in held.items() if "/instep-guard-" not in file))
+        print(len(held), os.getsid(0) == os.getpid())
+        """,
+    )
     place.run("--nproc", 2, "train.py").ok()
-    # 0, 1, 2, the socket for reports, and the listing itself
+    # 0, 1, 2, the socket for reports, and the listing itself; besides them four files of the rank's own records.
     assert place.log(1).count("'") == 10
-    assert place.log(1).endswith("True\n")
+    assert "9 True" in place.log(1)
 
 
 def test_the_command_line_shows_the_script(place: Place) -> None:

@@ -319,16 +319,14 @@ class Watch:
         limits = (*_TOLD_AT_S, _TOLD_AT_S[-1] + _TELL_EVERY_S * max(1, self._told - len(_TOLD_AT_S) + 1))
         limit = limits[min(self._told, len(_TOLD_AT_S))]
         alive = [rank for rank in self._beats if rank not in exit_codes]
-        waiting = [
-            rank
-            for rank in alive
-            if now - self._stands_since(rank) >= limit and _waits_for_others(self._beats[rank])
-        ]  # fmt: skip
+        stands = {rank: now - self._stands_since(rank) for rank in alive if _waits_for_others(self._beats[rank])}
+        if not stands or max(stands.values()) < limit:
+            return
+        waiting = [rank for rank, seconds in stands.items() if seconds >= limit / 2]
         working = [rank for rank in alive if rank not in waiting]
-        if waiting and working and self._candidate is None:
+        if working and self._candidate is None:
             self._told += 1
-            seconds = now - max(self._stands_since(rank) for rank in waiting)
-            self._notes.append(_waiting_words(waiting, working, self._beats, seconds))
+            self._notes.append(_waiting_words(waiting, working, self._beats, max(stands.values())))
 
 
 def _decide(views: Sequence[View]) -> Verdict | None:

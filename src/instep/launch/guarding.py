@@ -58,7 +58,7 @@ class Guarding:
         self._run = run
         self._output = output
         self._teller = teller
-        self._broken = False
+        self._broken = self._has_ended = False
         self._said: list[dict[str, Any]] = []
         self._watch = Watch(
             self.folder,
@@ -94,7 +94,7 @@ class Guarding:
         if text:
             self._output.drain()
             self._output.logs[rank].write(text.encode())
-            if self._output.shows(rank):
+            if self._output.shows(rank) and not self._has_ended:
                 self._output.stderr.write(text.encode())
 
     def last_look(self, exit_codes: Mapping[int, int]) -> None:
@@ -132,6 +132,7 @@ class Guarding:
 
     def end(self, found: Found, pids: Mapping[int, int]) -> None:
         """Tell the verdict that ends the job, before anybody is ended."""
+        self._has_ended = True
         self._tell(found, pids, ends=True)
 
     def _tell(self, found: Found, pids: Mapping[int, int], *, ends: bool = False) -> None:

@@ -100,7 +100,7 @@ def _guarding(plan: Plan, folder: Path, reporter: _Reporter) -> Guarding | None:
         from instep.launch.guarding import Guarding
 
         return Guarding(plan, folder, reporter.output, reporter.teller)
-    except (OSError, ImportError) as error:
+    except OSError as error:
         reporter.output.say([reporter.teller.note(f"the ranks are not watched: no folder for their records ({error})")])
         return None
 
