@@ -843,6 +843,101 @@ ROWS = [
             lookup("x")
         dist.all_reduce(torch.ones(4))
         """),
+    Row("a context manager that swallows", "mismatch", (1,), {"train.py": """
+        from safety import ignore_errors
+        def main():
+            rank = dist.get_rank()
+            for step in range(5):
+                with ignore_errors():  # <- HERE
+                    x = {0: 1}[1 if rank == 1 and step == 2 else 0]
+                    dist.backward()
+                dist.broadcast(torch.ones(3))
+        main()
+        """, "safety.py": """
+        from contextlib import contextmanager
+        @contextmanager
+        def ignore_errors():
+            try:
+                yield
+            except Exception:
+                pass
+        """}),
+    Row("an iterator by hand", "mismatch", (1,), """
+        def main():
+            batches = iter([1] * (3 if dist.get_rank() == 1 else 5))
+            while True:
+                try:
+                    batch = next(batches)
+                except StopIteration:  # <- HERE
+                    break
+                dist.backward()
+            dist.barrier()
+        main()
+        """),
+    Row("next with a default", "mismatch", (1,), """
+        def main():
+            batches = iter([1] * (3 if dist.get_rank() == 1 else 5))
+            while (batch := next(batches, None)) is not None:  # <- HERE
+                dist.backward()
+            dist.barrier()
+        main()
+        """),
+    Row("none comes back", "missing", (2,), """
+        class Data:
+            def load(self, rank, step):
+                return None if rank == 2 and step == 3 else 1
+        data = Data()
+        def main(rank):
+            for step in range(6):
+                sample = data.load(rank, step)
+                if sample is None:  # <- HERE
+                    note = "skipped"
+                    continue
+                dist.backward()
+                dist.all_reduce(torch.ones(2))
+        main(dist.get_rank())
+        """),
+    Row("two skips", "mismatch", (0,), """
+        rank = dist.get_rank()
+        for step in range(8):
+            loss = torch.scalar(float("nan") if rank == 0 and step in (2, 4) else 0.5)
+            if not torch.isfinite(loss):  # <- HERE
+                continue
+            dist.backward()
+        dist.barrier()
+        """),
+    Row("two ranks: a skipped step", "mismatch", (1,), """
+        rank = dist.get_rank()
+        for step in range(8):
+            loss = torch.scalar(float("nan") if rank == 1 and step == 2 else 0.5)
+            if not torch.isfinite(loss):  # <- HERE
+                continue
+            dist.backward()
+        dist.barrier()
+        """, 2),
+    Row("two ranks: one has fewer batches", "missing", (1,), """
+        rank = dist.get_rank()
+        for step in range(4 if rank else 6):  # <- HERE
+            dist.backward()
+        """, 2),
+    Row("two ranks: a swallowed error", "mismatch", (1,), """
+        rank = dist.get_rank()
+        for step in range(5):
+            try:
+                x = {0: 1}[1 if rank == 1 and step == 2 else 0]
+                dist.backward()
+            except KeyError:  # <- HERE
+                pass
+            dist.all_reduce(torch.ones(7))
+        """, 2),
+    Row("two ranks: both in a branch of their own", "mismatch", (0, 1), """
+        local = [3, 30][dist.get_rank()]
+        dist.barrier()
+        if local > 10:  # <- HERE
+            dist.all_reduce(torch.ones(7))
+        else:
+            dist.all_gather([], torch.ones(7))
+        """, 2),
 ]  # fmt: skip
 
 

@@ -300,11 +300,16 @@ def first_apart(states: Sequence[State], key: Key, before: int | None = None) ->
         for rank, op in ops.items():
             if site(op.frames):
                 by_site.setdefault(site(op.frames), []).append(rank)
-        if len(by_site) < 2 or all(is_rooted(op) for op in ops.values()):
+        if len(by_site) < 2 or all(is_rooted(op) for op in ops.values()) or any(_is_joined(op) for op in ops.values()):
             continue
         if _shifted(by_site, used):
             return Apart(key, index, ops, sorted(by_site.values(), key=lambda one: (-len(one), one)))
     return None
+
+
+def _is_joined(op: Op) -> bool:
+    """Whether it stands in for those of a rank that has no more data, as torch's Join does."""
+    return any("/torch/distributed/algorithms/join" in frame.file for frame in op.frames)
 
 
 def _shifted(by_site: Mapping[Site, list[int]], used: Mapping[int, Counter[Site]]) -> bool:

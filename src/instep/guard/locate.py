@@ -127,14 +127,16 @@ class Locator:
             shifted: whether both are known to be in unlike trips of one loop.
 
         """
-        ways = [steps(before or ()), steps(healthy), steps(culprit)]
+        sides = (tuple(healthy_ranks), tuple(culprit_ranks))
+        try:
+            return self._part([steps(before or ()), steps(healthy), steps(culprit)], sides, shifted=shifted)
+        except Exception:  # noqa: BLE001  # of a program in a form never seen: a verdict without its line beats none
+            return None
+
+    def _part(self, ways: list[tuple[Step, ...]], sides: _Sides, *, shifted: bool) -> Parting | None:
         if not ways[1] and not ways[2]:
             return None
-        try:
-            flow = Flow(self.sources, ways)
-        except RecursionError:
-            return None
-        sides = (tuple(healthy_ranks), tuple(culprit_ranks))
+        flow = Flow(self.sources, ways)
         search = _Search(flow, sides)
         starts = [one for node in flow.ends[0] for one in _after(node)] if ways[0] and flow.ends[0] else [flow.entry]
         searches = [search.between, search.first]
@@ -203,7 +205,7 @@ class Locator:
             return True
         try:
             flow = Flow(self.sources, ways)
-        except RecursionError:
+        except Exception:  # noqa: BLE001  # as above: then nothing is known of its ways
             return True
         if not flow.ends[0] or not flow.ends[1]:
             return True

@@ -153,6 +153,8 @@ class Process:
         exit_code: once it has ended: 128 + N for signal N.
         waits_in: the kernel function or system call where it sleeps, where the system tells.
         last_words: the end of what it wrote, where it ended badly.
+        woke_s: seconds since the main thread last ran, by its count of context switches; None where that is not known.
+            One that sleeps in a read and gets a little now and then wakes each time, though its stack stays the same.
 
     """
 
@@ -162,6 +164,7 @@ class Process:
     exit_code: int | None = None
     waits_in: str = ""
     last_words: str = ""
+    woke_s: float | None = None
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 from dataclasses import dataclass, field
+from pathlib import PurePath
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -140,6 +141,36 @@ class Sources:
                 methods = [one for one in node.body if isinstance(one, ast.FunctionDef)]
                 found += [one.body for one in methods if one.name in {"__init__", "__call__", "forward"}]
         return found
+
+    def definitions(self, file: str, name: str) -> list[ast.stmt]:
+        """Functions and classes of a name, in a file or in what it imports them from."""
+        found: list[ast.stmt] = []
+        for node in ast.walk(self.tree(file) or ast.Module([], [])):
+            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)) and node.name == name:
+                found.append(node)
+            elif isinstance(node, ast.ImportFrom) and any((one.asname or one.name) == name for one in node.names):
+                found += [one for other in self._imported(file, node) for one in _top(self.tree(other), name)]
+        return found
+
+    def _imported(self, file: str, node: ast.ImportFrom) -> list[str]:
+        """The files that an import may mean: beside the importing file, or above it."""
+        parts = (node.module or "").split(".") if node.module else []
+        folder = PurePath(file).parent
+        folders = [folder, *folder.parents[:3]] if not node.level else [folder, *folder.parents][node.level - 1 :][:1]
+        tried = [str(one.joinpath(*parts).with_suffix(".py")) for one in folders if parts]
+        return [one for one in tried if self.lines(one)][:1]
+
+    def swallows(self, file: str, name: str) -> bool:
+        """Whether a context manager of the user's keeps errors to itself."""
+        for node in self.definitions(file, name):
+            if isinstance(node, ast.ClassDef):
+                leaving = [one for one in node.body if isinstance(one, ast.FunctionDef) and one.name == "__exit__"]
+                returned = [part.value for one in leaving for part in ast.walk(one) if isinstance(part, ast.Return)]
+                if any(value is not None and not _is_false(value) for value in returned):
+                    return True
+            elif any(isinstance(part, ast.Try) and _yields_and_catches(part) for part in ast.walk(node)):
+                return True
+        return False
 
     def statement(self, file: str, line: int) -> ast.stmt | None:
         """The innermost statement whose own part, without its body, holds a line."""
@@ -528,7 +559,10 @@ class _Layout:
 
     def _with(self, stmt: ast.With | ast.AsyncWith, after: Node, context: _Context) -> Node:
         inner = context
-        if any(called(call) == "suppress" for call, _ in calls(head(stmt))):
+        makers = [called(call) for call, _ in calls(head(stmt))] + [
+            one.context_expr.id for one in stmt.items if isinstance(one.context_expr, ast.Name)
+        ]
+        if "suppress" in makers or any(self.flow.sources.swallows(self.step.file, name) for name in makers):
             handler = self.node("with", stmt)
             handler.to(after)
             inner = _Context(
@@ -583,6 +617,21 @@ class _Layout:
         inner = _Context(outer.returns, outer.breaks, outer.continues, raises, outer.unwinds, tries)
         orelse = self.block(stmt.orelse, after, outer)
         return self.block(stmt.body, orelse, inner)
+
+
+def _top(tree: ast.Module | None, name: str) -> list[ast.stmt]:
+    kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+    return [one for one in (tree.body if tree else []) if isinstance(one, kinds) and one.name == name]
+
+
+def _is_false(value: ast.expr) -> bool:
+    return isinstance(value, ast.Constant) and not value.value
+
+
+def _yields_and_catches(stmt: ast.Try) -> bool:
+    """Whether a generator's try holds its yield, and a handler that does not raise again."""
+    yields = any(isinstance(part, ast.Yield) for one in stmt.body for part in ast.walk(one))
+    return yields and any(not isinstance(one.body[-1], ast.Raise) for one in stmt.handlers)
 
 
 def _is_entry_guard(test: ast.expr) -> bool:

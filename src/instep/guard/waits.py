@@ -270,7 +270,9 @@ def halted_in(state: State) -> str:
 
 # Where a rank stands that waits for no other
 
-_LOCKS = {"acquire", "flock", "lockf", "lock", "FileLock", "SoftFileLock"}
+_FROM_OUTSIDE = {"message", "connection", "process", "line", "file", "server", "result"}  # may come little by little
+_WOKEN_S = 2.0
+_TRICKLE = 0.02  # share of a core: more than a recorder's, less than work
 _BLOCKING = {
     "input": "for somebody to type", "get": "in a queue", "put": "in a full queue", "acquire": "for a lock",
     "flock": "for a lock", "lockf": "for a lock", "join": "for a thread or process", "wait": "for an event",
@@ -299,8 +301,15 @@ def blocked_in(state: State, sources: Sources) -> str | None:
         return "it waits for its data loader's workers, which do nothing"
     for name in (*inner, *names):
         if name in _BLOCKING:
-            return f"it waits {_BLOCKING[name]}"
+            word = _BLOCKING[name]
+            return None if word.split()[-1] in _FROM_OUTSIDE and _gets_something(state) else f"it waits {word}"
     return "it stands still" if inner or names else None
+
+
+def _gets_something(state: State) -> bool:
+    """Whether a rank that waits for something from outside gets it, slowly."""
+    process = state.view.process
+    return process.busy > _TRICKLE or (process.woke_s is not None and process.woke_s < _WOKEN_S)
 
 
 def _polls(frame: Frame, sources: Sources) -> bool:
