@@ -106,9 +106,14 @@ class _Rank:
     state: str = "run"
     error: BaseException | None = None
     thread: threading.Thread | None = None
-    moved: float = 0.0
-    last: Any = None
-    frames: tuple[Frame, ...] | None = None
+    started: bool = False
+    ready: Any = None
+
+    def rests(self) -> bool:
+        """Whether it has ended, or waits for what is not there."""
+        if self.state in {"finished", "failed"}:
+            return True
+        return self.state != "run" and not self.ready()
 
 
 @dataclass(frozen=True)
@@ -174,13 +179,13 @@ class World:
     def _wait(self, ready: Any, state: str) -> None:
         me: _Rank = _OURS.rank
         with self.lock:
-            me.state = state
+            me.state, me.ready = state, ready
             self.lock.notify_all()
             while not ready():
                 if self.closed:
                     raise _Closed
                 self.lock.wait(0.5)
-            me.state, me.moved = "run", time.monotonic()
+            me.state = "run"
             self.lock.notify_all()
 
     def _new_group(self, members: list[int]) -> Handle:
@@ -267,6 +272,7 @@ class World:
 
     def _main(self, rank: _Rank, code: types.CodeType) -> None:
         _OURS.rank = rank
+        rank.started = True
         try:
             exec(code, {"__name__": "__main__"})
             rank.state = "finished"
@@ -280,22 +286,28 @@ class World:
             self.lock.notify_all()
 
     def _settle(self) -> None:
-        """Until nobody moves: all wait here, have ended, or stand at one instruction."""
+        """Until nobody moves: each has ended, waits here for what does not come, or stands at one instruction for long."""
         since = time.monotonic()
         last: Any = None
-        while time.monotonic() - since < 0.012:
+        while True:
             with self.lock:
-                self.lock.wait(0.003)
-            now = self._marks()
+                self.lock.wait(0.002)
+                running = [rank for rank in self.ranks if not rank.rests()]
+                if not running:
+                    return
+                now = self._marks(running)
             if now != last:
                 last, since = now, time.monotonic()
+            elif time.monotonic() - since > 0.3 and all(isinstance(mark, tuple) for mark in now):
+                return
 
-    def _marks(self) -> list[Any]:
+    def _marks(self, running: list[_Rank]) -> list[Any]:
+        """Where ranks stand that wait for something of Python's own, a lock or a queue."""
         frames = sys._current_frames()
         marks: list[Any] = []
-        for rank in self.ranks:
-            frame = frames.get(rank.thread.ident or 0) if rank.thread else None
-            marks.append((rank.state, len(rank.ops), rank.state == "run" and frame and (id(frame), frame.f_lasti)))
+        for rank in running:
+            frame = frames.get(rank.thread.ident or 0) if rank.thread and rank.state == "run" else None
+            marks.append((id(frame), frame.f_lasti, len(rank.ops)) if frame and rank.started else object())
         return marks
 
     def close(self) -> None:

@@ -34,7 +34,7 @@ def own(name: str) -> str:
 
 def site(frames: Iterable[Frame]) -> Site:
     """The user's way to a place, outermost first."""
-    return tuple((one.file, own(one.function), one.line) for one in reversed(tuple(frames)) if one.user)
+    return tuple([(one.file, own(one.function), one.line) for one in frames if one.user][::-1])
 
 
 _ONCE = re.compile(r"/torch/|/contextlib\.py$|/functools\.py$|/instep/comm/|/instep/data/")
@@ -163,15 +163,16 @@ def _places(stack: Iterable[Frame]) -> list[tuple[str, int, str]]:
 
 def _take_ops(found: State, ops: Iterable[Op]) -> None:
     keys = {name: (name, members) for name, members in found.groups}
+    last: dict[Key, int] = {}
     for op in ops:
         key = keys.get(op.group)
         if key is None or _P2P.match(op.kind):
             continue
-        known = found.ops.setdefault(key, {})
-        if known and op.index <= max(known):  # a new group of an old name: the old one's records are no use
-            known.clear()
+        if op.index < last.get(key, 0):  # a new group of an old name: the old one's records are no use
+            found.ops[key] = {}
             found.order = [one for one in found.order if one[0] != key]
-        known[op.index] = op
+        last[key] = op.index
+        found.ops.setdefault(key, {})[op.index] = op
         found.order.append((key, op))
 
 
@@ -209,6 +210,8 @@ def byte_count(op: Op) -> int:
 
 def difference(one: Op, other: Op) -> str:  # noqa: PLR0911
     """In what the same collective differs between two ranks so that it cannot be the same: "" for in nothing."""
+    if (one.kind, one.sizes, one.dtypes, one.root) == (other.kind, other.sizes, other.dtypes, other.root):
+        return ""
     if one.kind != other.kind:
         return "operation"
     if one.root is not None and other.root is not None and one.root != other.root:
@@ -291,17 +294,21 @@ def first_apart(states: Sequence[State], key: Key, before: int | None = None) ->
     collective, or has another order.
     """
     members = [one for one in states if one.rank in key[1] and one.ops.get(key)]
-    used = {one.rank: Counter(site(op.frames) for op in one.ops[key].values()) for one in members}
+    sites = {one.rank: {index: site(op.frames) for index, op in one.ops[key].items()} for one in members}
+    used: dict[int, Counter[Site]] = {}
     for index in sorted({index for one in members for index in one.ops[key]}):
         if before is not None and index >= before:
             return None
-        ops = {one.rank: one.ops[key][index] for one in members if index in one.ops[key]}
         by_site: dict[Site, list[int]] = {}
-        for rank, op in ops.items():
-            if site(op.frames):
-                by_site.setdefault(site(op.frames), []).append(rank)
-        if len(by_site) < 2 or all(is_rooted(op) for op in ops.values()) or any(_is_joined(op) for op in ops.values()):
+        for rank, places in sites.items():
+            if places.get(index):
+                by_site.setdefault(places[index], []).append(rank)
+        if len(by_site) < 2:
             continue
+        ops = {one.rank: one.ops[key][index] for one in members if index in one.ops[key]}
+        if all(is_rooted(op) for op in ops.values()) or any(_is_joined(op) for op in ops.values()):
+            continue
+        used = used or {rank: Counter(places.values()) for rank, places in sites.items()}
         if _shifted(by_site, used):
             return Apart(key, index, ops, sorted(by_site.values(), key=lambda one: (-len(one), one)))
     return None
