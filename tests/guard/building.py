@@ -80,10 +80,10 @@ class Tensor:
         return self.value
 
     def __lt__(self, other: Any) -> bool:
-        return self.value < getattr(other, "value", other)
+        return bool(self.value < getattr(other, "value", other))
 
     def __gt__(self, other: Any) -> bool:
-        return self.value > getattr(other, "value", other)
+        return bool(self.value > getattr(other, "value", other))
 
 
 def _ones(*shape: int, dtype: str = "Float") -> Tensor:
@@ -163,17 +163,17 @@ class World:
         optimizer = types.ModuleType("fake_optimizer")
         exec(compile(_LBFGS, _OPTIMIZER, "exec"), optimizer.__dict__)
         fake = types.ModuleType("fake")
-        store = types.SimpleNamespace(get=lambda key: self._sleep(), set=lambda key, value: None)
+        store = types.SimpleNamespace(get=self._sleep, set=print)
         fake.__dict__.update(
             dist=dist, torch=torch, sleep=self._sleep, fit=engine.fit, queue=queue, store=store, threading=threading,
             minimize=optimizer.minimize, spin=self._spin, world=self, time=types.SimpleNamespace(sleep=self._sleep, time=time.time),
         )  # fmt: skip
         return fake
 
-    def _sleep(self, seconds: float = 0.0) -> None:
+    def _sleep(self, *_: Any) -> None:
         self._wait(lambda: False, "sleep")
 
-    def _spin(self, seconds: float = 0.0) -> None:
+    def _spin(self, *_: Any) -> None:
         self._wait(lambda: False, "busy")
 
     def _wait(self, ready: Any, state: str) -> None:
@@ -241,10 +241,10 @@ class World:
             waiting.append(kind)
         self._wait(lambda: kind not in self.messages[pair], "op")
 
-    def _isend(self, x: Any, dst: int) -> Any:
+    def _isend(self, _: Any, dst: int) -> Any:
         return types.SimpleNamespace(wait=lambda: self._message("send", dst))
 
-    def _irecv(self, x: Any, src: int) -> Any:
+    def _irecv(self, _: Any, src: int) -> Any:
         return types.SimpleNamespace(wait=lambda: self._message("recv", src))
 
     # Running
@@ -280,7 +280,7 @@ class World:
             pass
         except SystemExit as error:
             rank.error, rank.state = error, "finished"
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001  # the program's own
             rank.error, rank.state = error, "failed"
         with self.lock:
             self.lock.notify_all()

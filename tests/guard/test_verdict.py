@@ -13,6 +13,8 @@ from tests.guard.building import World
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from instep.guard.verdicts import Verdict
+
 
 @dataclass(frozen=True)
 class Row:
@@ -941,7 +943,7 @@ ROWS = [
 ]  # fmt: skip
 
 
-def _judged(row: Row, folder: Path):
+def _judged(row: Row, folder: Path) -> tuple[Verdict | None, list[tuple[str, int]]]:
     files = row.source if isinstance(row.source, dict) else {"train.py": row.source}
     world = World(folder, files, row.nproc).run()
     try:

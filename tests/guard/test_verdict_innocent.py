@@ -7,13 +7,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from instep.guard.records import Process, View
-from instep.guard.verdict import judge, waits
+from instep.guard.records import Process
+from instep.guard.verdict import judge, read_text, waits
 from tests.guard.building import World, with_process
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
+    from instep.guard.records import Snapshot, View
     from instep.guard.verdicts import Verdict
 
 
@@ -22,6 +24,23 @@ def views_of(folder: Path, source: str, nproc: int = 3) -> tuple[list[View], Wor
     views = world.views()
     world.close()
     return views, world
+
+
+def told(views: list[View], read: Callable[[str], str | None] = read_text) -> Verdict:
+    """The verdict, which is there."""
+    verdict = judge(views, read)
+    assert verdict is not None
+    return verdict
+
+
+def place(verdict: Verdict) -> tuple[str, int]:
+    assert verdict.left_at is not None
+    return verdict.left_at.file, verdict.left_at.line
+
+
+def snapshot(view: View) -> Snapshot:
+    assert view.snapshot is not None
+    return view.snapshot
 
 
 INNOCENT = {
@@ -156,15 +175,15 @@ BLOCKED = """
 
 def test_workers_of_a_blocked_rank_work(tmp_path: Path) -> None:
     views, _ = views_of(tmp_path, BLOCKED)
-    assert judge(views).kind == "blocked"
+    assert told(views).kind == "blocked"
     assert judge([with_process(view, busy=0.9) if view.rank == 2 else view for view in views]) is None
 
 
 def test_a_rank_that_has_only_just_come_is_not_blocked(tmp_path: Path) -> None:
     views, _ = views_of(tmp_path, BLOCKED)
-    beats = [replace(view.snapshot.beat, still_s=0.3) for view in views]
+    beats = [replace(snapshot(view).beat, still_s=0.3) for view in views]
     young = [
-        replace(view, beat=beat, snapshot=replace(view.snapshot, beat=beat))
+        replace(view, beat=beat, snapshot=replace(snapshot(view), beat=beat))
         for view, beat in zip(views, beats, strict=True)
     ]
     assert judge(young) is None
@@ -177,7 +196,7 @@ def test_a_rank_that_gives_no_sign(state: str, tmp_path: Path) -> None:
     halted = [
         replace(with_process(view, state=state), silent_s=4.0, age_s=4.0) if view.rank == 1 else view for view in views
     ]
-    verdict = judge(halted)
+    verdict = told(halted)
     assert (verdict.kind, verdict.proven, verdict.ranks) == ("blocked", False, (1,))
 
 
@@ -198,8 +217,8 @@ def test_equal_calls_in_another_order_are_a_silent_fault(tmp_path: Path) -> None
         spin(1)
         """,
     )
-    # the two branches have no line in common: they may be meant so
-    assert judge(views) is None
+    verdict = judge(views)  # the two branches have no line in common: they may be meant so
+    assert verdict is None
     assert world.marked()
 
 
@@ -218,9 +237,9 @@ def test_calls_off_by_one_are_a_silent_fault(tmp_path: Path) -> None:
         spin(1)
         """,
     )
-    verdict = judge(views)
+    verdict = told(views)
     assert (verdict.kind, verdict.silent, verdict.proven, verdict.ranks) == ("mismatch", True, False, (1,))
-    assert (verdict.left_at.file, verdict.left_at.line) in world.marked()
+    assert place(verdict) in world.marked()
 
 
 DTYPES = """
@@ -233,9 +252,9 @@ DTYPES = """
 
 def test_a_dtype_that_nobody_notices(tmp_path: Path) -> None:
     views, world = views_of(tmp_path, DTYPES)
-    verdict = judge(views)
+    verdict = told(views)
     assert (verdict.kind, verdict.silent, verdict.proven, verdict.ranks) == ("mismatch", True, True, (2,))
-    assert (verdict.left_at.file, verdict.left_at.line) in world.marked()
+    assert place(verdict) in world.marked()
 
 
 HEALTHY = """
@@ -245,17 +264,15 @@ HEALTHY = """
     """
 
 
-def _facts(views: list[View], facts: list[dict[str, str]]) -> Verdict | None:
-    return judge(
-        [replace(view, snapshot=replace(view.snapshot, facts=one)) for view, one in zip(views, facts, strict=True)]
-    )
+def _with_facts(views: list[View], facts: list[dict[str, str]]) -> list[View]:
+    return [replace(view, snapshot=replace(snapshot(view), facts=one)) for view, one in zip(views, facts, strict=True)]
 
 
 def test_facts(tmp_path: Path) -> None:
     views, _ = views_of(tmp_path, HEALTHY)
-    assert _facts(views, [{"seed": str(rank)} for rank in range(3)]) is None
-    assert _facts(views, [{"len(data)": "10"}, {}, {"len(data)": "10"}]) is None
-    verdict = _facts(views, [{"len(data)": "10"}, {"len(data)": "9"}, {"len(data)": "10"}])
+    assert judge(_with_facts(views, [{"seed": str(rank)} for rank in range(3)])) is None
+    assert judge(_with_facts(views, [{"len(data)": "10"}, {}, {"len(data)": "10"}])) is None
+    verdict = told(_with_facts(views, [{"len(data)": "10"}, {"len(data)": "9"}, {"len(data)": "10"}]))
     assert (verdict.kind, verdict.silent, verdict.proven, verdict.ranks) == ("mismatch", True, False, (1,))
     assert "len(data)" in verdict.reason
     assert verdict.values == {0: "len(data): 10", 1: "len(data): 9", 2: "len(data): 10"}
@@ -274,9 +291,9 @@ ENDED = """
 def test_killed(tmp_path: Path) -> None:
     views, world = views_of(tmp_path, ENDED)
     killed = [replace(view, process=Process(False, "", 0.0, 137)) if view.rank == 1 else view for view in views]
-    verdict = judge(killed)
+    verdict = told(killed)
     assert (verdict.kind, verdict.proven, verdict.ranks) == ("dead", True, (1,))
-    assert (verdict.left_at.file, verdict.left_at.line) in world.marked()
+    assert place(verdict) in world.marked()
     assert "signal 9" in verdict.reason
 
 
@@ -285,7 +302,7 @@ def test_killed_without_a_snapshot(tmp_path: Path) -> None:
     killed = [
         replace(view, process=Process(False, "", 0.0, 137), snapshot=None) if view.rank == 1 else view for view in views
     ]
-    assert (judge(killed).kind, judge(killed).ranks) == ("dead", (1,))
+    assert (told(killed).kind, told(killed).ranks) == ("dead", (1,))
 
 
 def test_who_was_only_cut_off_is_not_to_blame(tmp_path: Path) -> None:
@@ -302,7 +319,7 @@ def test_who_was_only_cut_off_is_not_to_blame(tmp_path: Path) -> None:
         main()
         """,
     )
-    verdict = judge(views)
+    verdict = told(views)
     assert (verdict.kind, verdict.ranks) == ("missing", (1,))
 
 
@@ -317,25 +334,27 @@ def test_records_that_have_wrapped(tmp_path: Path) -> None:
                 dist.barrier()
         """,
     )
-    cut = [replace(view, snapshot=replace(view.snapshot, ops=view.snapshot.ops[-4:])) for view in views]
-    verdict = judge(cut)
+    cut = [replace(view, snapshot=replace(snapshot(view), ops=snapshot(view).ops[-4:])) for view in views]
+    verdict = told(cut)
     assert (verdict.kind, verdict.ranks) == ("mismatch", (1,))
-    assert (verdict.left_at.file, verdict.left_at.line) in world.marked()
+    assert place(verdict) in world.marked()
 
 
 def test_a_rank_without_a_snapshot(tmp_path: Path) -> None:
     views, _ = views_of(tmp_path, BLOCKED)
-    verdict = judge([replace(view, snapshot=None) if view.rank == 2 else view for view in views])
+    verdict = told([replace(view, snapshot=None) if view.rank == 2 else view for view in views])
     assert (verdict.kind, verdict.ranks) == ("blocked", (2,))
-    verdict = judge([replace(view, snapshot=None) if view.rank == 0 else view for view in views])
+    verdict = told([replace(view, snapshot=None) if view.rank == 0 else view for view in views])
     assert (verdict.kind, verdict.ranks) == ("blocked", (2,))
 
 
 def test_no_source(tmp_path: Path) -> None:
     views, _ = views_of(tmp_path, BLOCKED)
-    assert judge(views, read=lambda _: None).kind == "blocked"
-    views, _ = views_of(tmp_path, "dist.barrier()\nif dist.get_rank() == 1:\n    dist.all_reduce(torch.ones(3))\ndist.barrier()")
-    verdict = judge(views, read=lambda _: None)
+    assert told(views, read=lambda _: None).kind == "blocked"
+    views, _ = views_of(
+        tmp_path, "dist.barrier()\nif dist.get_rank() == 1:\n    dist.all_reduce(torch.ones(3))\ndist.barrier()"
+    )
+    verdict = told(views, read=lambda _: None)
     assert (verdict.kind, verdict.ranks) == ("mismatch", (1,))
 
 
