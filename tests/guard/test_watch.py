@@ -226,7 +226,7 @@ def place(tmp_path: Path) -> Place:
 
 def test_ranks_out_of_step(place: Place) -> None:
     place.write("train.py", MISSING)
-    result = place.run("--nproc", 3, "train.py", limit_s=60)
+    result = place.run("--nproc", 3, "--json", "train.py", limit_s=60)
     assert result.rc == 86, str(result)
     said = re.findall(r"^✗ ranks out of step — (\d+\.\d) s after it happened$", result.err, re.MULTILINE)
     assert len(said) == 1, str(result)
@@ -246,7 +246,7 @@ def test_ranks_out_of_step(place: Place) -> None:
         assert "all threads, innermost frame first:" in text
         assert "train.py" in text
     why = run_command([INSTEP, "why", folder, "--json"], limit_s=20, cwd=place.path).ok()
-    assert json.loads(why.out) == desync
+    assert json.loads(why.out) == desync == json.loads(result.out)["desync"]
 
 
 def test_only_warned(place: Place) -> None:
@@ -290,7 +290,7 @@ def test_gloo_aborts(place: Place) -> None:
     assert aborted  # with its stack in its log, as without the guard
 
 
-@pytest.mark.parametrize("fail", ["raise ValueError('own')", "os.kill(os.getpid(), 9)", "os._exit(3)"])
+@pytest.mark.parametrize("fail", ["raise ValueError('own')", "os.kill(os.getpid(), 9)", "os._exit(3)", "os.abort()"])
 def test_a_rank_that_fails_by_itself_is_no_desync(place: Place, fail: str) -> None:
     place.write("train.py", HEAD + f"if rank == 1:\n    {fail}\nfor _ in range(5):\n    dist.all_reduce(x)\n")
     result = place.run("--nproc", 3, "train.py", limit_s=60)

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from instep.guard import aborted, storage
 from instep.guard.positions import Places
 from instep.guard.processes import Processes
 from instep.guard.records import Beat, Frame, Snapshot, View
-from instep.guard.report import near, rank_words
+from instep.guard.report import as_json, near, rank_words
 from instep.guard.verdict import judge
 
 if TYPE_CHECKING:
@@ -36,6 +36,7 @@ _STOPPED_S = 12.0  # a debugger may stop a rank for ten seconds
 _ASLEEP_S = 1.5  # the watch itself was not running: what it knows is old
 _ROUTINE_S = (2.0, 10.0)  # after the first sign of life: all are judged where nobody stands, for faults in silence
 _ROUTINE_EVERY_S = 60.0
+_TOLD_S = 10.0  # before ranks that are known to be out of step are judged again
 _TOLD_AT_S = (20.0, 60.0)  # of waiting for a rank that works; then every three minutes
 _TELL_EVERY_S = 180.0
 _WAITING_IN = ("/torch/distributed/", "/torch/nn/parallel/", "/torch/autograd/", "/instep/comm/")
@@ -55,6 +56,10 @@ class Found:
     verdict: Verdict
     views: tuple[View, ...]
     after_s: float | None
+
+    def as_json(self) -> dict[str, Any]:
+        """The object of ``desync.json``."""
+        return as_json(self.verdict, self.after_s)
 
 
 class Watch:
@@ -290,6 +295,7 @@ class Watch:
             return False
         due = self._candidate_since + self._patience(found.views)
         if verdict.proven or now >= due:
+            self._ask_after = now + _TOLD_S  # whoever is told may let the job go on
             return True
         self._ask_after = min(now + _SUSPECT_EVERY_S, due)
         return False

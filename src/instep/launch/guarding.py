@@ -86,7 +86,9 @@ class Guarding:
         if not may_follow(event):
             return None
         found = self._safely(partial(self._watch.final, pids, exit_codes))
-        return self._weighed(found, pids) if found and found.verdict.proven else None
+        if found is None or not found.verdict.proven or _is_own_failure(found):
+            return None
+        return self._weighed(found, pids)
 
     def rank_ended(self, rank: int) -> None:
         """A signal has ended a rank: the stacks that its interpreter wrote at that moment belong into its log."""
@@ -137,7 +139,7 @@ class Guarding:
 
     def _tell(self, found: Found, pids: Mapping[int, int], *, ends: bool = False) -> None:
         """Onto the screen, once, and into the run folder."""
-        said = report.as_json(found.verdict, found.after_s)
+        said = found.as_json()
         key = (said["kind"], said["ranks"], said["left_at"], said["silent"])
         if any(key == (one["kind"], one["ranks"], one["left_at"], one["silent"]) for one in self._said):
             return
@@ -182,6 +184,12 @@ class Guarding:
         """Remove the folder."""
         shutil.rmtree(self.folder, ignore_errors=True)
         os.close(self._lock)
+
+
+def _is_own_failure(found: Found) -> bool:
+    """Whether all that is said is that a rank has failed, which is no falling out of step."""
+    codes = [view.process.exit_code for view in found.views if view.rank in found.verdict.ranks]
+    return found.verdict.kind == "dead" and 0 not in codes
 
 
 def _view_lines(view: View) -> list[str]:

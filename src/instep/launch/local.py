@@ -157,7 +157,8 @@ def _conclude(job: Supervisor, record: RunRecord, folder: Path, reporter: _Repor
         lines = [f"✗ {record.first_failure['message']}"]
     lines += reporter.teller.end(record.outcome, record.exit_code, seconds, folder)
     reporter.output.say(lines)
-    return {**record.as_json(), "folder": str(folder)}
+    found = {"desync": job.verdict.as_json()} if job.verdict else {}
+    return {**record.as_json(), "folder": str(folder), **found}
 
 
 def _failure_code(job: Supervisor) -> int | None:
