@@ -233,7 +233,7 @@ class Locator:
     # Points
 
     def _weigh(self, one: _Candidate, sides: _Sides, every: Sequence[_Candidate]) -> None:
-        one.score = 3.0 if one.forced else 1.0
+        one.score = 1.8 if one.forced else 1.0  # of two guards in a row only the last one is
         kind = one.node.kind
         if kind == "for":
             self._weigh_trips(one, sides, every)
@@ -248,7 +248,7 @@ class Locator:
     def _weigh_condition(self, one: _Candidate, sides: _Sides) -> None:
         labels = self._take_test(one)
         if one.test is None:
-            one.score -= 0.0 if isinstance(one.node.stmt, ast.Match) else 2.5
+            one.score -= 0.0 if isinstance(one.node.stmt, ast.Match) else 1.5
             return
         for rank in (*sides[0], *sides[1]):
             one.results[rank] = truth(one.test, self._values(one.node, rank), rank, self.size)
@@ -260,11 +260,7 @@ class Locator:
         if differ and not contrary and agreed < 2:
             one.score += 2.0
         one.score += _rank_points(one.test, contrary)
-        if not contrary:  # else the variables have changed since
-            text = ast.unparse(one.test)
-            one.values.update({rank: f"{text}: {result}" for rank, result in one.results.items() if result is not None})
-        if len(one.values) < len(one.results):
-            self._imply(one, sides, labels)
+        self._say_values(one, sides, labels)
 
     def _take_test(self, one: _Candidate) -> tuple[set[str], set[str]]:
         """Find a candidate's condition, and the labels of its ways in terms of that."""
@@ -279,21 +275,18 @@ class Locator:
             return healthy, culprit
         return one.healthy, one.culprit
 
-    def _imply(
-        self,
-        one: _Candidate,
-        sides: _Sides,
-        labels: tuple[set[str], set[str]],
-    ) -> None:
-        """What the ways taken say of the condition, where its names say nothing."""
-        if not one.forced or one.test is None:
-            return
-        for ranks, ways in zip(sides, labels, strict=True):
-            truths = {_truth_of(way) for way in ways} - {None}
-            if len(truths) == 1:
-                for rank in ranks:
-                    one.values[rank] = f"{ast.unparse(one.test)}: {next(iter(truths))}"
-                    one.results[rank] = next(iter(truths))
+    def _say_values(self, one: _Candidate, sides: _Sides, labels: tuple[set[str], set[str]]) -> None:
+        """The condition by rank: as its variables have it, or, where they have changed since, as the way taken does."""
+        assert one.test is not None
+        for ranks, ways, is_culprit in ((sides[0], labels[0], False), (sides[1], labels[1], True)):
+            taken = {_truth_of(way) for way in ways} - {None}
+            for rank in ranks:
+                result = one.results[rank]
+                if len(taken) == 1 and result not in taken:
+                    result = next(iter(taken)) if one.forced or is_culprit else None
+                    one.results[rank] = result
+                if result is not None:
+                    one.values[rank] = f"{ast.unparse(one.test)}: {result}"
 
     def _trips(self, loop: ast.AST, node: Node, rank: int) -> tuple[str, float] | None:
         """A number that counts a loop's trips on a rank: its variable, or the first of them."""

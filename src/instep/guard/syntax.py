@@ -388,7 +388,9 @@ class _Layout:
         """A function whose source is not there: all stacks are at one node of it."""
         node = self.node("do", None)
         self.at[id(None)] = self.ways
-        return self._call(node, self.ways, after, context, maybe=False)
+        begin = self._call(node, self.ways, after, context, maybe=False)
+        node.kind = "do"  # nothing can be said of a decision here
+        return begin
 
     # Statements, from the last to the first
 
