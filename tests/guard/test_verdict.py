@@ -940,6 +940,23 @@ ROWS = [
         else:
             dist.all_gather([], torch.ones(7))
         """, 2),
+    Row("an expert without tokens, unlike sizes", "mismatch", (1,), """
+        class Experts:
+            def forward(self, tokens, choice):
+                for number in "abc":
+                    mine = [one for one in choice if one == number]
+                    if len(mine) == 0:  # <- HERE
+                        continue
+                    out = torch.ones(10 + "abc".index(number))
+                    dist.all_reduce(out)
+        def main():
+            layer = Experts()
+            for step in range(5):
+                choice = "aaac" if step == 3 and dist.get_rank() == 1 else "aabbc"
+                layer.forward(1, choice)
+                dist.barrier()
+        main()
+        """),
 ]  # fmt: skip
 
 

@@ -253,10 +253,12 @@ class Locator:
         for rank in (*sides[0], *sides[1]):
             one.results[rank] = truth(one.test, self._values(one.node, rank), rank, self.size)
         agreed, contrary = _agreement(one.results, sides, labels)
+        # The culprit has come by again since: that the condition is now as the others have it is no wonder.
+        later = contrary and not one.forced and not _agreement(one.results, (sides[0], ()), labels)[1]
         if isinstance(one.node.stmt, ast.If) and any(_jumps(one, jump) for jump in _JUMPS):
             one.score += 0.5
         differ = len({result for result in one.results.values() if result is not None}) > 1
-        one.score += (6.0 if agreed == 2 and differ else 1.5 * agreed) - 3.0 * contrary
+        one.score += (6.0 if agreed == 2 and differ else 1.5 * agreed) - (1.0 if later else 3.0) * contrary
         if differ and not contrary and agreed < 2:
             one.score += 2.0
         one.score += _rank_points(one.test, contrary)
