@@ -7,7 +7,7 @@ import json
 import pytest
 
 from instep.guard import report
-from instep.guard.verdicts import LeftAt, Verdict, Waiting
+from instep.guard.verdicts import Kind, LeftAt, Verdict, Waiting
 
 VERDICT = Verdict(
     kind="mismatch",
@@ -106,3 +106,22 @@ def test_desync_json_and_back() -> None:
         "waiting": again["waiting"]
     }
     assert report.text(*report.from_json(again)) == report.text(VERDICT, 1.444)
+
+
+@pytest.mark.parametrize(
+    ("kind", "ranks", "why", "said"),
+    [
+        (
+            "missing",
+            (1,),
+            "its `return` was taken",
+            "rank 1 left the common path at a.py:3   f()   its `return` was taken",
+        ),
+        ("blocked", (1,), "it is blocked here; it has not left the common path", "rank 1 is blocked at a.py:3   f()"),
+        ("cycle", (0, 1), "the same call on all ranks", "ranks 0, 1 wait for one another at a.py:3   f()"),
+        ("mismatch", (1,), "the same call on all ranks", "rank 1 differs from the others at a.py:3   f()   the same"),
+    ],
+)
+def test_what_a_rank_did_at_the_line(kind: Kind, ranks: tuple[int, ...], why: str, said: str) -> None:
+    verdict = Verdict(kind, proven=True, ranks=ranks, left_at=LeftAt("a.py", 3, "main", "f()", why))
+    assert report.text(verdict).splitlines()[1].startswith(f"  {said}")

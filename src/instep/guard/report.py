@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 _MOST_EVIDENCE = 8  # lines on the screen; desync.json has all
 _MOST_PLACES = 12
 _LONGEST = 120  # characters of a line of source
+_NOT_LEFT, _SAME_CALL = "it has not left the common path", "the same call on all ranks"  # of LeftAt.why
 _DTYPES = {
     "Float": "float32", "Double": "float64", "Half": "float16", "BFloat16": "bfloat16", "Byte": "uint8",
     "Char": "int8", "Short": "int16", "Int": "int32", "Long": "int64", "Bool": "bool",
@@ -54,12 +55,18 @@ def _headline(verdict: Verdict, detected_after_s: float | None) -> str:
 
 
 def _left_at(verdict: Verdict, place: LeftAt) -> str:
-    verb = "differ from the others" if verdict.silent else "left the common path"
-    if verdict.silent and len(verdict.ranks) == 1:
-        verb = "differs from the others"
+    many = len(verdict.ranks) != 1
     who = rank_words(verdict.ranks) if verdict.ranks else "the ranks"
+    why = place.why
+    verb = "left the common path"
+    if _NOT_LEFT in why:
+        verb, why = f"{'are' if many else 'is'} blocked", ""
+    elif verdict.kind == "cycle" and why == _SAME_CALL:
+        verb, why = "wait for one another", ""
+    elif verdict.silent or why == _SAME_CALL:
+        verb = f"{'differ' if many else 'differs'} from the others"
     parts = [f"{who} {verb} at {near(place.file)}:{place.line}"]
-    parts += [part for part in (_shortened(place.source), values_words(verdict.values), place.why) if part]
+    parts += [part for part in (_shortened(place.source), values_words(verdict.values), why) if part]
     return "   ".join(parts)
 
 
