@@ -10,6 +10,7 @@ import atexit
 import contextlib
 import ctypes
 import faulthandler
+import importlib
 import os
 import pickle
 import random
@@ -69,9 +70,9 @@ class Answer:
 
 def serve(fd: int) -> None:
     """Fork a supervisor for each job that comes over this socket, until the harness is gone."""
-    # Imported here once, for all ranks: these take seconds.
-
-    import instep.train  # noqa: F401
+    # Imported here once, for all ranks: they take seconds. (torch.optim and DDP ask for the compiler.)
+    for name in ("torch._dynamo", "torch.distributed.optim", "torch.utils.data", "instep.train"):
+        importlib.import_module(name)
 
     control = socket.socket(fileno=fd)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody asks how a supervisor ended
