@@ -56,11 +56,14 @@ class Precision:
         self.device = device
         self.dtype = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}[name]
         self._scaler = _scaler(device) if name == "fp16" else None
+        self._nothing = contextlib.nullcontext()
+        self._one = torch.ones((), device=device)
+        self._one_kind: bool | None = None
 
     def autocast(self) -> AbstractContextManager[Any]:
         """What forward passes run in."""
         if self.dtype is None:
-            return contextlib.nullcontext()
+            return self._nothing
         return torch.autocast(self.device.type, self.dtype)
 
     def scale(self, loss: Tensor) -> Tensor:
@@ -90,7 +93,14 @@ class Precision:
             agreed: Tensor = self._scaler.unscale_and_check(parameters, optimizer, strategy)
             return agreed
         found = torch.zeros((), device=self.device)
-        _unscale(parameters, torch.ones((), device=self.device), found)
+        if self._one_kind is None:
+            self._one_kind = _of_one_kind(parameters, self.device)
+        gradients = [gradient for one in parameters if (gradient := one.grad) is not None]
+        if self._one_kind and not any(gradient.is_sparse for gradient in gradients):
+            # The same check without sorting: it is made at every step, and small steps notice.
+            torch._amp_foreach_non_finite_check_and_unscale_(gradients, found, self._one)
+        else:
+            _unscale(parameters, self._one, found)
         return strategy.any_nonfinite(found)
 
     def step(self, optimizer: Optimizer, found: Tensor) -> None:
@@ -132,6 +142,13 @@ class Precision:
 def _plain(optimizer: Optimizer) -> bool:
     first = next((one for group in optimizer.param_groups for one in group["params"]), None)
     return not hasattr(first, "to_local")
+
+
+def _of_one_kind(parameters: Sequence[nn.Parameter], device: torch.device) -> bool:
+    """Whether all parameters are plain tensors of one dtype on this device."""
+    return len({one.dtype for one in parameters}) == 1 and all(
+        one.device == device and local(one) is one for one in parameters
+    )
 
 
 def _unscale(parameters: Iterable[nn.Parameter], inverse: Tensor, found: Tensor) -> None:
