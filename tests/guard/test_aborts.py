@@ -6,6 +6,10 @@ import signal
 import subprocess
 import sys
 import time
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 PROGRAM = """
 import ctypes, os, signal, sys, threading, time
@@ -22,7 +26,7 @@ with open(sys.argv[1], "wb", buffering=0) as fatal:
 """
 
 
-def run(tmp_path, before="", after=""):
+def run(tmp_path: Path, before: str = "", after: str = "") -> tuple[subprocess.CompletedProcess[str], float]:
     program = PROGRAM.format(before=before, after=after)
     begin = time.monotonic()
     result = subprocess.run(
@@ -31,7 +35,7 @@ def run(tmp_path, before="", after=""):
     return result, time.monotonic() - begin
 
 
-def test_program_goes_on_for_a_moment_and_ends_as_ever(tmp_path):
+def test_program_goes_on_for_a_moment_and_ends_as_ever(tmp_path: Path) -> None:
     result, seconds = run(tmp_path)
     held, *lines = result.stdout.split()
     assert held == "True"
@@ -42,13 +46,13 @@ def test_program_goes_on_for_a_moment_and_ends_as_ever(tmp_path):
     assert "Aborted" in (tmp_path / "fatal").read_text()
 
 
-def test_released_it_ends_at_once(tmp_path):
+def test_released_it_ends_at_once(tmp_path: Path) -> None:
     result, seconds = run(tmp_path, after="aborts.release()")
     assert result.returncode == -signal.SIGABRT
     assert seconds < 5
     assert "Aborted" in result.stderr
 
 
-def test_handler_of_the_program_stays(tmp_path):
+def test_handler_of_the_program_stays(tmp_path: Path) -> None:
     result, _ = run(tmp_path, before="signal.signal(signal.SIGABRT, lambda *_: os._exit(5))")
     assert result.stdout.split()[0] == "False"

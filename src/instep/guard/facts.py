@@ -146,8 +146,6 @@ class Facts:
         if torch is not None:
             facts["seed"] = str(torch.initial_seed())
         for number, rates in enumerate(list(self._optimizers.values()), start=1):
-            if rates.optimizer() is None:
-                continue
             name = f"{rates.name} #{number}"
             facts[f"steps of {name}"] = str(rates.steps)
             facts |= {f"learning rate of {name} after step {step}": rate for step, rate in list(rates.rates.items())}
@@ -172,9 +170,20 @@ def _of_loader(name: str, value: Any, data: Any) -> dict[str, str]:
     facts = {f"batch size of {name}": str(batch_size), f"size of {name}.dataset": texts.size_of(dataset)}
     if type(sampler) is getattr(data, "DistributedSampler", None):
         facts |= _of_sampler(f"{name}.sampler", sampler)
+        facts |= _of_shared_data(f"{name}.dataset", dataset, vars(sampler))
     if type(mine.get("batch_sampler")) is not data.BatchSampler and mine.get("batch_sampler") is not None:
         facts[f"size of {name}.batch_sampler"] = texts.size_of(mine["batch_sampler"])
     return {what: text for what, text in facts.items() if text}
+
+
+def _of_shared_data(name: str, dataset: Any, sampler: dict[str, Any]) -> dict[str, str]:
+    """Of what a sampler deals out to the ranks: it is the same on all of them."""
+    replicas, share = sampler.get("num_replicas"), sampler.get("num_samples")
+    if type(replicas) is not int or type(share) is not int or replicas < 1:
+        return {}
+    sizes = texts.sizes_of(dataset).values()  # a cache among them may well differ
+    fitting = [size for size in sizes if share in {size // replicas, -(-size // replicas)}]
+    return {f"samples in {name}": str(fitting[0])} if fitting else {}
 
 
 def _of_sampler(name: str, sampler: Any) -> dict[str, str]:

@@ -105,6 +105,11 @@ def _state(pid: int) -> str:
     return ""
 
 
+def is_stopped(pid: int) -> bool:
+    """Whether somebody has stopped the process; a signal would wait for it to go on."""
+    return _state(pid) in {"T", "t"}
+
+
 def _waits_in(pid: int) -> str:
     """The system call and the kernel function in which the main thread sleeps, as far as this user may know."""
     found = []

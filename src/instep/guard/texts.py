@@ -152,6 +152,13 @@ def _of_other(value: Any, kind: type) -> str:
 
 def size_of(value: object) -> str:
     """How many samples an object seems to hold, told by the lists and tensors among its own attributes; "" if none."""
+    return ", ".join(f"{name}: {size}" for name, size in sizes_of(value).items())
+
+
+def sizes_of(value: object) -> dict[str, int]:
+    """The sizes of the lists and tensors among an object's own attributes, by name; of a list, its own."""
+    if type(value) is list or type(value) is range:
+        return {"length": len(value)}
     found = {}
     for name, one in list(_attributes(value).items())[:20]:
         if type(one) is list or type(one) is dict or type(one) is range:
@@ -160,7 +167,7 @@ def size_of(value: object) -> str:
             found[name] = one[0].shape[0] if one[0].dim() else 0
         elif (text := _of_torch(one, type(one))) and "[" in text:
             found[name] = one.shape[0]
-    return ", ".join(f"{name}: {size}" for name, size in found.items())
+    return found
 
 
 def _attributes(value: object) -> dict[str, Any]:

@@ -7,13 +7,15 @@ when it has stood long enough.
 
 from __future__ import annotations
 
+import os
 import time
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from instep.guard import aborted, storage
 from instep.guard.positions import Places
-from instep.guard.processes import Processes
+from instep.guard.processes import Processes, catches, is_stopped
 from instep.guard.records import Beat, Frame, Snapshot, View
 from instep.guard.report import as_json, near, rank_words
 from instep.guard.verdict import judge
@@ -32,6 +34,7 @@ _LONG_STILL_S = 2.0  # also where its neighbours seem to be where it is
 _AGAIN_S = 0.22  # between a proof and its confirmation: two snapshots of a race differ
 _SUSPECT_EVERY_S = 1.0  # a suspicion is judged anew
 _LONGEST_PAUSE_S = 2.0  # between two judgements of ranks that stand where nothing is wrong
+_MUTE_S = 1.0  # a rank without a sign of life for longer: it holds the interpreter's lock, or was stopped
 _STOPPED_S = 12.0  # a debugger may stop a rank for ten seconds
 _ASLEEP_S = 1.5  # the watch itself was not running: what it knows is old
 _ROUTINE_S = (2.0, 10.0)  # after the first sign of life: all are judged where nobody stands, for faults in silence
@@ -112,6 +115,7 @@ class Watch:
         self._silent: set[object] = set()
         self._told = 0
         self._notes: list[str] = []
+        self._mute: set[int] = set()  # ranks without signs of life, whose interpreter was asked for its stack
 
     def look(self, pids: Mapping[int, int], exit_codes: Mapping[int, int]) -> Found | None:
         """Look, if it is time; a verdict that stands, or None.
@@ -137,7 +141,7 @@ class Watch:
         if self._asked_at is not None:
             return self._collect(pids, exit_codes, now)
         if now >= self._ask_after and self._has_reason(exit_codes, now):
-            self._ask(now)
+            self._ask(pids, exit_codes, now)
         self._note_waiting(exit_codes, now)
         return None
 
@@ -149,7 +153,7 @@ class Watch:
     def final(self, pids: Mapping[int, int], exit_codes: Mapping[int, int], *, wait_s: float = 0.5) -> Found | None:
         """A rank has ended: ask those that are left for a last word, and judge now."""
         now = time.monotonic()
-        self._ask(now)
+        self._ask(pids, exit_codes, now)
         while True:
             self._read_beats(pids, exit_codes, time.monotonic())
             if self._answered(exit_codes, now) or time.monotonic() > now + wait_s:
@@ -168,15 +172,17 @@ class Watch:
             beat, snapshot = self._beats.get(rank), self._snapshot(rank)
             process = self._processes.view(rank, pids.get(rank), exit_codes.get(rank))
             if beat and exit_codes.get(rank, 0) > 128:
-                beat = self._last_place(beat)
+                beat = self._last_place(beat, storage.fatal_path(self._folder, rank))
+            elif beat and rank in self._mute and now - beat.time_s > _MUTE_S:
+                beat = self._last_place(beat, storage.stacks_path(self._folder, rank))
             age = max(0.0, now - snapshot.beat.time_s) if snapshot else 0.0
             silent = max(0.0, now - beat.time_s) if beat else 0.0
             found.append(View(rank, self._host, process, snapshot, age, beat, silent))
         return tuple(found)
 
-    def _last_place(self, beat: Beat) -> Beat:
-        """The last sign of life of a rank that a signal has ended, with the stack that its interpreter wrote then."""
-        stack = storage.main_stack(storage.fatal_path(self._folder, beat.rank))
+    def _last_place(self, beat: Beat, file: Path) -> Beat:
+        """The last sign of life of a rank, with the stack that its interpreter wrote when a signal came after that."""
+        stack = storage.main_stack(file)
         if not stack:
             return beat
         frames = [(*self._places.of_file(file), line, function) for file, line, function in stack]
@@ -250,10 +256,23 @@ class Watch:
                 asked.setdefault((group.name, group.members), set()).add(group.asked)
         return any(len(counts) > 1 for counts in asked.values())
 
-    def _ask(self, now: float) -> None:
+    def _ask(self, pids: Mapping[int, int], exit_codes: Mapping[int, int], now: float) -> None:
         storage.ask(self._folder)
         self._asked_at = now
         self.next_at = now + _SOON_S
+        self._mute &= {rank for rank, beat in self._beats.items() if now - beat.time_s > _MUTE_S}
+        for rank, beat in self._beats.items():
+            if rank in pids and rank not in exit_codes and now - beat.time_s > _MUTE_S and beat.ended is None:
+                self._ask_interpreter(rank, pids[rank])
+
+    def _ask_interpreter(self, rank: int, pid: int) -> None:
+        """Have a rank that gives no more signs write its stack once: no thread of Python is needed for that."""
+        if rank in self._mute or is_stopped(pid) or not catches(pid, storage.STACKS_SIGNAL):
+            return
+        self._mute.add(rank)
+        storage.clear_stacks(self._folder, rank)
+        with suppress(OSError):
+            os.kill(pid, storage.STACKS_SIGNAL)
 
     def _answered(self, exit_codes: Mapping[int, int], asked_at: float) -> bool:
         """Whether all that can answer have done so; one that has given no sign for a second cannot."""

@@ -8,8 +8,10 @@ import torch.distributed as dist
 
 
 def driver_call():
-    libc = ctypes.PyDLL(None)
-    libc.pause()  # <- HERE
+    library = ctypes.PyDLL(None)
+    mutex = ctypes.create_string_buffer(64)
+    library.pthread_mutex_lock(mutex)
+    library.pthread_mutex_lock(mutex)  # <- HERE
 
 
 def main():

@@ -7,28 +7,31 @@ import torch
 import torch.distributed as dist
 
 
-def mean(value):
-    dist.all_reduce(value)
-    return value / dist.get_world_size()
+class Loss:
+    def compute(self):
+        value = torch.tensor(0.3)
+        dist.all_reduce(value)
+        return value / dist.get_world_size()
 
 
-def log_validation(rank):
-    if rank != 1:  # <- HERE
-        loss = mean(torch.tensor(0.3))
-        accuracy = mean(torch.tensor(0.9))
-    else:
-        accuracy = mean(torch.tensor(0.9))
-        loss = mean(torch.tensor(0.3))
-    return loss, accuracy
+class Accuracy:
+    def compute(self):
+        value = torch.tensor(0.9)
+        dist.all_reduce(value)
+        return value / dist.get_world_size()
+
+
+def validate(metrics):
+    return {name: metric.compute() for name, metric in metrics.items()}  # <- HERE
 
 
 def main():
     dist.init_process_group("gloo")
-    for _ in range(4):
-        mean(torch.ones(100))
-    log_validation(dist.get_rank())
-    for _ in range(20):
-        mean(torch.ones(100))
+    metrics = {"loss": Loss(), "accuracy": Accuracy()}
+    for epoch in range(24):
+        if epoch == 4 and dist.get_rank() == 1:
+            metrics = dict(sorted(metrics.items()))
+        validate(metrics)
         time.sleep(0.1)
 
 
