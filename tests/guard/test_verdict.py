@@ -957,6 +957,29 @@ ROWS = [
                 dist.barrier()
         main()
         """),
+    Row("now and then, on main", "mismatch", (0,), """
+        class Experiment:
+            def step(self):
+                dist.backward()
+            def checkpoint(self):
+                if dist.get_rank() == 0:  # <- HERE
+                    dist.barrier()
+        def main():
+            experiment = Experiment()
+            for step in range(1, 20):
+                experiment.step()
+                if step % 5 == 0:
+                    experiment.checkpoint()
+        main()
+        """),
+    Row("a trainer that ends earlier", "missing", (1,), """
+        class Module:
+            def training_step(self, batch, index):
+                dist.backward()
+            def on_end(self):
+                pass
+        fit(Module(), range(3 if dist.get_rank() == 1 else 5))  # <- HERE
+        """),
 ]  # fmt: skip
 
 

@@ -123,10 +123,10 @@ class State:
         return next((one for one in self.stack if one.user), None)
 
     def values(self, file: str, function: str) -> dict[str, str]:
-        """Values in the innermost frame of a function on its stack, or where its exception was."""
-        for frame in self.stack:
-            if frame.user and (frame.file, own(frame.function)) == (file, function) and frame.values:
-                return frame.values
+        """Values in a function's frame on its stack, or where its exception was; none where it has called itself."""
+        found = [one for one in self.stack if one.user and (one.file, own(one.function)) == (file, function)]
+        if found:
+            return found[0].values if len(found) == 1 else {}
         for raised in (self.error, *self.handled):
             for frame in raised.frames if raised else ():
                 if (frame.file, own(frame.function)) == (file, function) and frame.values:

@@ -250,6 +250,9 @@ class Locator:
         if one.test is None:
             one.score -= 0.0 if isinstance(one.node.stmt, ast.Match) else 1.5
             return
+        if self._counts_only(one.node, one.test):  # the same on all ranks in one trip; they may be in unlike trips now
+            one.score -= 1.5
+            return
         for rank in (*sides[0], *sides[1]):
             one.results[rank] = truth(one.test, self._values(one.node, rank), rank, self.size)
         agreed, contrary = _agreement(one.results, sides, labels)
@@ -276,6 +279,17 @@ class Locator:
             healthy, culprit = ({names_of.get(way, "") for way in side} for side in (one.healthy, one.culprit))
             return healthy, culprit
         return one.healthy, one.culprit
+
+    def _counts_only(self, node: Node, test: ast.expr) -> bool:
+        """Whether a condition goes only by counters of loops around it, as ``step % 100 == 0``."""
+        counters = {
+            part.id
+            for loop in ast.walk(self.sources.tree(node.file) or ast.Module([], []))
+            if isinstance(loop, ast.For) and loop.lineno <= node.line <= (loop.end_lineno or loop.lineno)
+            for part in _counters(loop)
+        }
+        used = set(names(test))
+        return bool(used) and used <= counters | _SAME_EVERYWHERE and bool(used & (counters | {"step", "epoch"}))
 
     def _say_values(self, one: _Candidate, sides: _Sides, labels: tuple[set[str], set[str]]) -> None:
         """The condition by rank: as its variables have it, or, where they have changed since, as the way taken does."""
@@ -426,6 +440,8 @@ class Locator:
     ) -> Parting | None:
         """No statement separates the two: the line in the deepest common function where they differ, said as such."""
         last: Step | None = None
+        if not healthy or not culprit:  # one has ended: where the others are is where it came by
+            last = (healthy or culprit)[-1]
         for one, other in zip(healthy, culprit, strict=False):
             if (one.file, one.function) != (other.file, other.function):
                 break
@@ -453,6 +469,16 @@ class Locator:
                     if text is not None:
                         found.setdefault(rank, []).append(f"{name} = {text}")
         return {rank: ", ".join(parts[:3]) for rank, parts in found.items()}
+
+
+def _counters(loop: ast.For) -> list[ast.Name]:
+    """The variables of a loop that only count its trips."""
+    over = called(loop.iter) if isinstance(loop.iter, ast.Call) else ""
+    if over == "range" and isinstance(loop.target, ast.Name):
+        return [loop.target]
+    if over == "enumerate" and isinstance(loop.target, ast.Tuple) and isinstance(loop.target.elts[0], ast.Name):
+        return [loop.target.elts[0]]
+    return []
 
 
 def _ends_process(node: ast.AST) -> TypeGuard[ast.If]:

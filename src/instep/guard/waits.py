@@ -270,6 +270,7 @@ def halted_in(state: State) -> str:
 
 # Where a rank stands that waits for no other
 
+_DEBUGGER = re.compile(r"/(pdb|bdb)\.py$|/(debugpy|pydevd|ipdb|pudb)/")
 _FROM_OUTSIDE = {"message", "connection", "process", "line", "file", "server", "result"}  # may come little by little
 _WOKEN_S = 2.0
 _TRICKLE = 0.02  # share of a core: more than a recorder's, less than work
@@ -286,7 +287,7 @@ _BLOCKING = {
 def blocked_in(state: State, sources: Sources) -> str | None:
     """In words what a sleeping rank is blocked by; None where it may only sleep for a while."""
     frame = state.here()
-    if frame is None:
+    if frame is None or any(_DEBUGGER.search(part.file) for part in state.stack):
         return None
     inner = [own(part.function) for part in _inner(state)]
     stmt = sources.statement(frame.file, frame.line)
