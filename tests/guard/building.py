@@ -107,6 +107,7 @@ class _Rank:
     error: BaseException | None = None
     thread: threading.Thread | None = None
     started: bool = False
+    messages: int = 0  # gloo counts them in its sequence numbers
     ready: Any = None
 
     def rests(self) -> bool:
@@ -230,6 +231,7 @@ class World:
 
     def _message(self, kind: str, peer: int) -> None:
         me = _OURS.rank.number
+        _OURS.rank.messages += 1
         pair = (me, peer) if kind == "send" else (peer, me)
         other = "recv" if kind == "send" else "send"
         with self.lock:
@@ -339,7 +341,7 @@ class World:
             ident = rank.thread.ident if rank.thread else None
             stack = self._frames(frames.get(ident or 0), values=True) if alive else ()
             groups = tuple(
-                Group(one.name, one.members, rank.asked.get(one.name, 0))
+                Group(one.name, one.members, rank.asked.get(one.name, 0) + (rank.messages if one.name == "0" else 0))
                 for one in self.groups.values()
                 if rank.number in one.members
             )

@@ -980,6 +980,21 @@ ROWS = [
                 pass
         fit(Module(), range(3 if dist.get_rank() == 1 else 5))  # <- HERE
         """),
+    Row("a message too many", "cycle", (2,), """
+        def pass_on(rank, x, micro):
+            if rank > 0:
+                dist.recv(x, rank - 1)
+            if rank < 2:
+                dist.send(x, rank + 1)
+        def main():
+            rank = dist.get_rank()
+            for step in range(6):
+                micros = 3 if rank != 2 or step < 4 else 4
+                for micro in range(micros):  # <- HERE
+                    pass_on(rank, torch.ones(10), micro)
+                dist.all_reduce(torch.ones(10))
+        main()
+        """),
 ]  # fmt: skip
 
 

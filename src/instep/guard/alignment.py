@@ -87,6 +87,7 @@ class State:
         error: the exception that ended it.
         secondary: whether that is only the consequence of another rank's end.
         whole: whether the operations are as new as the stack.
+        counted: the groups' counts when the operations were recorded.
 
     """
 
@@ -102,6 +103,7 @@ class State:
     error: Raised | None = None
     secondary: bool = False
     whole: bool = False
+    counted: dict[Key, int] = field(default_factory=dict)
 
     @property
     def handled(self) -> tuple[Raised, ...]:
@@ -114,9 +116,14 @@ class State:
         return self.view.snapshot.facts if self.view.snapshot else {}
 
     def asked(self, key: Key) -> int:
-        """How many collectives of a group it has asked for."""
-        newest = max(self.ops.get(key, {0: None}))
-        return max(newest, self.groups[key].asked if key in self.groups else 0)
+        """How many collectives of a group it has asked for.
+
+        By its records, and what its group's count has grown by since: gloo counts messages between two ranks too.
+        """
+        count = self.groups[key].asked if key in self.groups else 0
+        if not self.ops.get(key):
+            return count
+        return max(self.ops[key]) + max(0, count - self.counted.get(key, count))
 
     def here(self) -> Frame | None:
         """The user's frame that it stands at."""
@@ -147,9 +154,10 @@ def state(view: View) -> State:
         found.seen_s = view.silent_s if newest is beat else view.age_s
     if snapshot is not None:
         _take_ops(found, snapshot.ops)
+        found.counted = {(one.name, one.members): one.asked for one in snapshot.beat.groups}
         if newest is snapshot.beat or _places(snapshot.stack) == _places(found.stack):
             found.stack = snapshot.stack or found.stack
-            found.whole = all(found.asked(key) <= max(found.ops.get(key, {0: 0})) for key in found.groups)
+            found.whole = all(found.counted.get(key, 0) >= group.asked for key, group in found.groups.items())
         found.error = snapshot.last_raised
     if view.process.state in {"T", "t"} and newest is beat:
         found.still_s += view.silent_s

@@ -151,9 +151,10 @@ def _guessed(one: State, inner: Sequence[Frame], states: Mapping[int, State]) ->
     if not kind and not backward:
         return None
     options = []
-    for key, group in one.groups.items():
-        if group.asked > max(one.ops.get(key, {0: 0})) or not one.ops:
-            options.append((key, group.asked))
+    for key in one.groups:
+        asked = one.asked(key)
+        if asked > max(one.ops.get(key, {0: 0})) or not one.ops:
+            options.append((key, asked))
     lacking = [pair for pair in options if missing(states, *pair) - {one.rank}]
     for key, asked in (lacking or options)[:1]:
         op = Op(key[0], asked, kind or "all_reduce", (), (), False, one.stack)
