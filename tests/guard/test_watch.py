@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from instep.guard import storage
+from instep.guard.folders import make_folder
 from instep.guard.processes import Processes, catches, descendants
 from instep.guard.records import Beat, Frame, Group, Op, Snapshot
 from instep.guard.verdicts import Verdict, Waiting
 from instep.guard.watch import Found, Watch
-from instep.launch.guarding import make_folder
 from tests.commands import run_command
 from tests.launch.jobs import INSTEP, Place
 

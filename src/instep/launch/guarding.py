@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import shutil
-import tempfile
-import time
 import traceback
 from contextlib import suppress
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from instep.guard import report, storage
-from instep.guard.processes import catches
+from instep.guard import report, stacks, storage
+from instep.guard.folders import make_folder
 from instep.guard.watch import Found, Watch
 from instep.launch.failure import may_follow
 from instep.launch.telling import near
@@ -23,17 +19,14 @@ from instep.runs import EXIT_OUT_OF_STEP
 from instep.runs.record import write_whole
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Mapping
+    from pathlib import Path
 
-    from instep.guard.records import Frame, View
     from instep.launch.failure import Event
     from instep.launch.output import Output
     from instep.launch.plan import Plan
     from instep.launch.telling import Teller
 
-_PREFIX = "instep-guard-"
-_YOUNG_S = 60.0  # a folder that is just being made has no lock yet
-_STACKS_S = 0.4  # what the ranks have to write their stacks
 _WORDS = 200  # lines at the end of a rank's log: what gloo says stands above the stacks of all threads
 
 
@@ -148,7 +141,7 @@ class Guarding:
         end = f"see it again: instep why {near(self._run)}"
         if not found.verdict.silent:
             with suppress(OSError):
-                self._write_stacks(found, pids)
+                stacks.write(self._run / "stacks", found.views, stacks.collect(self.folder, pids, found.views))
             done = f"job ended (exit code {EXIT_OUT_OF_STEP})" if ends else "the job goes on (--guard warn)"
             end = f"{done}. Stacks of all ranks: {near(self._run / 'stacks')}   ·   again: instep why {near(self._run)}"
         first, *others = self._said
@@ -157,28 +150,6 @@ class Guarding:
             write_whole(self._run / "desync.json", json.dumps(whole, indent=2).encode() + b"\n")
         lines = report.text(found.verdict, found.after_s, end=end).splitlines()
         self._output.say(self._teller.verdict(lines, silent=found.verdict.silent))
-
-    def _write_stacks(self, found: Found, pids: Mapping[int, int]) -> None:
-        """``stacks/rank-N.txt``: what the rank itself knew, and what the interpreter says without its help."""
-        asked = [view.rank for view in found.views if view.process.alive and view.rank in pids]
-        asked = [rank for rank in asked if catches(pids[rank], storage.STACKS_SIGNAL)]
-        for rank in asked:
-            storage.clear_stacks(self.folder, rank)
-            with suppress(OSError):
-                os.kill(pids[rank], storage.STACKS_SIGNAL)
-        deadline = time.monotonic() + _STACKS_S
-        while time.monotonic() < deadline and not all(storage.read_stacks(self.folder, rank) for rank in asked):
-            time.sleep(0.01)
-        time.sleep(0.02 if asked else 0)  # the last lines
-        folder = self._run / "stacks"
-        folder.mkdir(exist_ok=True)
-        for view in found.views:
-            text = "\n".join([*_view_lines(view), *self._stack_lines(view.rank)])
-            (folder / f"rank-{view.rank}.txt").write_text(text + "\n", errors="replace")
-
-    def _stack_lines(self, rank: int) -> list[str]:
-        text = storage.read_stacks(self.folder, rank).rstrip()
-        return ["", "all threads, innermost frame first:", text] if text else []
 
     def close(self) -> None:
         """Remove the folder."""
@@ -190,72 +161,3 @@ def _is_own_failure(found: Found) -> bool:
     """Whether all that is said is that a rank has failed, which is no falling out of step."""
     codes = [view.process.exit_code for view in found.views if view.rank in found.verdict.ranks]
     return found.verdict.kind == "dead" and 0 not in codes
-
-
-def _view_lines(view: View) -> list[str]:
-    process = view.process
-    if process.alive:
-        state = f"state {process.state or '?'}, {process.busy:.0%} of a core"
-        state += f", sleeps in {process.waits_in}" if process.waits_in else ""
-    else:
-        state = f"ended, exit code {process.exit_code}" if process.exit_code is not None else "ended"
-    lines = [f"rank {view.rank} on {view.host}: {state}"]
-    snapshot = view.snapshot
-    if snapshot is not None:
-        last = snapshot.last_raised
-        if last is None:
-            lines += ["", f"main thread, {view.age_s:.1f} s before the verdict, innermost frame first:"]
-            lines += _frame_lines(snapshot.stack)
-        for raised in [last] if last else snapshot.handled:
-            lines += ["", f"exception {raised.kind}: {raised.text}", *_frame_lines(raised.frames)]
-        if snapshot.ops:
-            lines += ["", "last operations:"]
-        for op in snapshot.ops[-20:]:
-            site = op.user_site()
-            shapes = " ".join(str(list(size)) for size in op.sizes)
-            where = f"  {site.file}:{site.line}" if site else ""
-            lines.append(f"  group {op.group} #{op.index} {op.kind} {shapes} {'done' if op.done else 'waits'}{where}")
-    elif view.beat is not None:
-        lines += ["", f"main thread, {view.silent_s:.1f} s before the verdict, innermost frame first:"]
-        lines += _frame_lines(view.beat.stack)
-    if process.last_words:
-        lines += ["", "its last words:", *process.last_words.splitlines()[-60:]]
-    return lines
-
-
-def _frame_lines(frames: Iterable[Frame]) -> list[str]:
-    lines = []
-    for frame in frames:
-        lines.append(f"  {frame.file}:{frame.line} in {frame.function}")
-        lines += [f"      {name} = {value}" for name, value in frame.values.items()]
-    return lines
-
-
-def make_folder() -> tuple[Path, int]:
-    """A folder in memory, with a lock that says that its launcher lives; those of launchers that were killed go."""
-    base = Path("/dev/shm")  # noqa: S108  # made with a name of its own and for this user alone
-    if not os.access(base, os.W_OK | os.X_OK):
-        base = Path(tempfile.gettempdir())
-    _clean(base)
-    try:
-        folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=base))
-    except OSError:
-        folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
-    lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    return folder, lock
-
-
-def _clean(base: Path) -> None:
-    """Remove what killed launchers of this user have left: nobody holds its lock."""
-    for folder in base.glob(f"{_PREFIX}*"):
-        with suppress(OSError):
-            stat = folder.lstat()
-            if stat.st_uid != os.getuid() or time.time() - stat.st_mtime < _YOUNG_S:
-                continue
-            lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(folder, ignore_errors=True)
-            finally:
-                os.close(lock)
