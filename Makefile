@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup vision demo test test-tools lint guard-table bench-startup bench-overhead bench-checkpoint clean
+.PHONY: help setup vision demo test test-tools lint guard-table bench-startup bench-overhead bench-checkpoint bench-guard clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -49,6 +49,9 @@ bench-startup: setup ## how long a job takes that only joins and leaves, beside 
 
 bench-checkpoint: setup ## how long a checkpoint holds the training thread, beside torch.save
 	$(BIN)/python benchmarks/checkpoint.py
+
+bench-guard: setup ## what it costs to be watched: a step with 50 collectives, recorded and not
+	$(BIN)/python benchmarks/guard.py
 
 bench-overhead: $(VENV)-peers/.installed ## what a step costs beside a hand-written loop, ignite, Accelerate and Lightning
 	$(VENV)-peers/bin/python benchmarks/overhead.py
