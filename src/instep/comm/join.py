@@ -7,7 +7,7 @@ import os
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from instep.comm import devices, interfaces, rollcall, stores
+from instep.comm import devices, guarding, interfaces, rollcall, stores
 from instep.comm.leave import leave_at_exit
 from instep.comm.session import Session, get_session, initialized_dist, set_session
 from instep.errors import JoinError, speak_plainly
@@ -29,6 +29,7 @@ def init(
     backend: str | None = None,
     device: str | torch.device | None = None,
     timeout: float = 600.0,
+    guard: bool = False,
 ) -> Session:
     """Join the other ranks: ``torch.distributed`` is initialised afterwards.
 
@@ -51,6 +52,9 @@ def init(
         backend: torch's name, such as ``gloo``. None: by the device, ``gloo`` or ``cpu:gloo,cuda:nccl``.
         device: None: the GPU of this local rank, or the CPU where there is none.
         timeout: how long a rank waits for the others, in seconds: now, and in each collective afterwards.
+        guard: watch the ranks: those that fall out of step are named with the line where they left the common path,
+            and the job ends with exit code 86. For jobs that srun, mpirun or torchrun starts: one small process on
+            each node looks at the ranks from outside. ``instep run`` watches anyway. True on one rank is enough.
 
     Returns:
         The session: who this rank is, its device; a context manager that leaves in the end.
@@ -67,7 +71,7 @@ def init(
     _check_state(timeout)
     if world.local_rank is not None:  # wrong wishes are told before anybody waits for anybody
         devices.backend_for(backend, devices.choose(device, world))
-    session = _join(world, backend, device, float(timeout))
+    session = _join(world, backend, device, float(timeout), guard=guard)
     set_session(session)
     speak_plainly()
     if not _leaves_at_exit:
@@ -91,7 +95,9 @@ def _check_state(timeout: float) -> None:
         )
 
 
-def _join(world: World, backend: str | None, device: str | torch.device | None, timeout: float) -> Session:
+def _join(
+    world: World, backend: str | None, device: str | torch.device | None, timeout: float, *, guard: bool
+) -> Session:
     """Meet, take a device, and make the process group. A world of one gets one too, so that DDP works there."""
     import torch.distributed as dist
 
@@ -101,13 +107,14 @@ def _join(world: World, backend: str | None, device: str | torch.device | None, 
     else:
         store, serves = stores.open_store(world, timeout)
     address = interfaces.address_towards(world.master_addr, world.master_port) if world.master_addr else ""
-    reports = rollcall.call(store, rollcall.report(world, address), timeout)
+    reports = rollcall.call(store, rollcall.report(world, address, guard=guard), timeout)
     world = _with_interface(rollcall.complete(world, reports), reports)
     chosen = devices.choose(device, world)
     carrier = devices.backend_for(backend, chosen)
     identity = devices.bind(chosen)
     if "nccl" in carrier:  # gloo does not mind ranks that share a GPU
         rollcall.check_devices(store, reports, world.rank, identity, timeout)
+    guarding.begin(world, reports, store, timeout)
     dist.init_process_group(
         carrier,
         store=dist.PrefixStore("group", store),

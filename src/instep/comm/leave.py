@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from instep.comm import barriers, store_files
+from instep.comm import barriers, guarding, store_files
 from instep.comm.logs import get_logger
 from instep.comm.session import get_session, set_session
 from instep.comm.waiting import wait_for
@@ -37,6 +37,7 @@ def close(*, wait: bool = True, timeout: float | None = None) -> None:
     session = get_session()
     if session is None:
         return
+    guarding.leave()
     try:
         if wait and session.store is not None:
             _leave_together(session, session.timeout if timeout is None else timeout)
@@ -106,4 +107,6 @@ def _others_run() -> bool:
 def leave_at_exit() -> None:
     """What a script that forgot close() gets when the interpreter ends: a short wait, and none after an error."""
     failed = hasattr(sys, "last_type")  # set by Python when an exception ends the script
+    if failed:
+        guarding.leave(sys.last_value)
     close(wait=not failed, timeout=_AT_EXIT_WAIT)

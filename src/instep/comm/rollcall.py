@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import socket
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -31,6 +32,8 @@ class Report:
         pid: its process.
         address: the address from which it reaches the main rank; empty where there is no network between.
         launcher: what says that it is that rank.
+        guard: whether it wants to be watched.
+        token: a secret that only these ranks share: the main rank's counts.
 
     """
 
@@ -41,13 +44,15 @@ class Report:
     pid: int
     address: str
     launcher: str
+    guard: bool = False
+    token: str = ""
 
     def who(self) -> str:
         """The rank, its process and machine, for an error."""
         return f"rank {self.rank} of {self.world_size} (pid {self.pid} on {self.host}, said {self.launcher})"
 
 
-def report(world: World, address: str) -> Report:
+def report(world: World, address: str, *, guard: bool = False) -> Report:
     """What this rank says of itself."""
     host = socket.gethostname()
     return Report(
@@ -58,6 +63,8 @@ def report(world: World, address: str) -> Report:
         pid=os.getpid(),
         address=address,
         launcher=world.launcher,
+        guard=guard,
+        token=secrets.token_hex(16),
     )
 
 

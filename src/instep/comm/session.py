@@ -77,8 +77,11 @@ class Session:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        from instep.comm import guarding
         from instep.comm.leave import close
 
+        if error is not None:
+            guarding.leave(error)
         # After an error nobody waits for anybody: the others may be in a collective that this rank will not enter.
         close(wait=kind is None)
 

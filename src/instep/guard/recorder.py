@@ -6,6 +6,7 @@ facts.py), handles no Python signals, runs no code of the user's, and holds the 
 
 from __future__ import annotations
 
+import ctypes
 import faulthandler
 import os
 import sys
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from instep.guard import aborts, facts, flight, positions, storage
 from instep.guard.records import Beat, End, Frame, Group, Raised, Snapshot
+from instep.runs import EXIT_OUT_OF_STEP
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -42,6 +44,7 @@ class Recorder:
         self._facts = facts.Facts(self._places)
         self._writer = storage.BeatWriter(folder, rank)
         self._asked = storage.Asked(folder)
+        self._order = str(storage.end_path(folder, rank))
         self._answered = self._asked.count()
         self._lock = threading.RLock()  # of all that is written: the main thread writes in leaving
         self._end = threading.Event()
@@ -120,6 +123,8 @@ class Recorder:
     def _run(self) -> None:
         while not self._end.wait(self._every_s):
             self._going.wait()
+            if os.access(self._order, os.F_OK):
+                _obey(self._order)
             # Whatever goes wrong here is not the program's concern, and the next beat may be better.
             with suppress(Exception):
                 self._look()
@@ -243,6 +248,20 @@ def start(folder: Path, rank: int, *, every_s: float = EVERY_S, facts_every_s: f
         atexit.register(_stop)
         _hooked.append(True)
     return recorder
+
+
+def _obey(order: str) -> None:
+    """End this process when the order says, and let no other thread of Python run until then.
+
+    Where the first rank leaves, the others' collectives fail: a traceback from each would bury what is to be read.
+    """
+    with suppress(Exception):
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        with open(order) as file:  # noqa: PTH123
+            left_s = float(file.read()) - time.monotonic()
+        ctypes.PyDLL(None).usleep(max(0, int(min(left_s, 0.9) * 1e6)))  # PyDLL keeps the interpreter's lock
+    os._exit(EXIT_OUT_OF_STEP)
 
 
 _hooked: list[bool] = []

@@ -7,6 +7,7 @@
                      renamed
     rank-N.stacks    all threads' stacks, appended when STACKS_SIGNAL comes, without the interpreter's lock
     rank-N.fatal     the same, written when a signal such as SIGABRT or SIGSEGV ends the rank
+    rank-N.end       once it is there, the rank shall leave
 
 A beat lies in one of two places, in turn: its number, its length, a checksum, then what marshal makes of it. A reader
 takes the one with the higher number whose checksum is right, so it never sees half a beat.
@@ -206,6 +207,27 @@ class Asked:
 def _count(data: bytes) -> int:
     count: int = _COUNT.unpack(data)[0] if len(data) == _COUNT.size else 0
     return count
+
+
+def order_end(folder: Path, rank: int, at_s: float) -> None:
+    """Tell a rank's recorder to end its process with the exit code of ranks out of step.
+
+    Args:
+        folder: of the job.
+        rank: of the world.
+        at_s: when, by the monotonic clock: later than all recorders have seen the order.
+
+    """
+    path = end_path(folder, rank)
+    beside = path.with_suffix(".end-new")
+    with suppress(OSError):
+        beside.write_text(repr(at_s))
+        beside.replace(path)
+
+
+def end_path(folder: Path, rank: int) -> Path:
+    """The file whose presence is that order."""
+    return folder / f"rank-{rank}.end"
 
 
 def write_snapshot(folder: Path, snapshot: Snapshot, flown: bytes = b"", places: Places | None = None) -> None:

@@ -117,12 +117,12 @@ class Watch:
         self._notes: list[str] = []
         self._mute: set[int] = set()  # ranks without signs of life, whose interpreter was asked for its stack
 
-    def look(self, pids: Mapping[int, int], exit_codes: Mapping[int, int]) -> Found | None:
+    def look(self, pids: Mapping[int, int], exit_codes: Mapping[int, int | None]) -> Found | None:
         """Look, if it is time; a verdict that stands, or None.
 
         Args:
             pids: of all ranks that were started.
-            exit_codes: of those that have ended, 128 + N for signal N.
+            exit_codes: of those that have ended, 128 + N for signal N; None where the code is not known.
 
         """
         now = time.monotonic()
@@ -150,7 +150,9 @@ class Watch:
         notes, self._notes = self._notes, []
         return notes
 
-    def final(self, pids: Mapping[int, int], exit_codes: Mapping[int, int], *, wait_s: float = 0.5) -> Found | None:
+    def final(
+        self, pids: Mapping[int, int], exit_codes: Mapping[int, int | None], *, wait_s: float = 0.5
+    ) -> Found | None:
         """A rank has ended: ask those that are left for a last word, and judge now."""
         now = time.monotonic()
         self._ask(pids, exit_codes, now)
@@ -164,14 +166,14 @@ class Watch:
             return None
         return self._judged(self.views(pids, exit_codes))[1]
 
-    def views(self, pids: Mapping[int, int], exit_codes: Mapping[int, int]) -> tuple[View, ...]:
+    def views(self, pids: Mapping[int, int], exit_codes: Mapping[int, int | None]) -> tuple[View, ...]:
         """What is known of each rank now."""
         now = time.monotonic()
         found = []
         for rank in range(self._world_size):
-            beat, snapshot = self._beats.get(rank), self._snapshot(rank)
+            beat, snapshot = self._beats.get(rank), self._with_groups(rank, self._snapshot(rank))
             process = self._processes.view(rank, pids.get(rank), exit_codes.get(rank))
-            if beat and exit_codes.get(rank, 0) > 128:
+            if beat and (exit_codes.get(rank) or 0) > 128:
                 beat = self._last_place(beat, storage.fatal_path(self._folder, rank))
             elif beat and rank in self._mute and now - beat.time_s > _MUTE_S:
                 beat = self._last_place(beat, storage.stacks_path(self._folder, rank))
@@ -179,6 +181,19 @@ class Watch:
             silent = max(0.0, now - beat.time_s) if beat else 0.0
             found.append(View(rank, self._host, process, snapshot, age, beat, silent))
         return tuple(found)
+
+    def _with_groups(self, rank: int, snapshot: Snapshot | None) -> Snapshot | None:
+        """A snapshot whose operations are of groups that came and went between two beats: others know them, too."""
+        if snapshot is None:
+            return None
+        last = {op.group: op.index for op in snapshot.ops}
+        for group in snapshot.beat.groups:
+            last.pop(group.name, None)
+        if not last:
+            return snapshot
+        known = {one.name: one for beat in self._beats.values() for one in beat.groups if rank in one.members}
+        found = [replace(known[name], asked=index) for name, index in last.items() if name in known]
+        return replace(snapshot, beat=replace(snapshot.beat, groups=(*snapshot.beat.groups, *found)))
 
     def _last_place(self, beat: Beat, file: Path) -> Beat:
         """The last sign of life of a rank, with the stack that its interpreter wrote when a signal came after that."""
@@ -191,7 +206,7 @@ class Watch:
 
     # What is read
 
-    def _read_beats(self, pids: Mapping[int, int], exit_codes: Mapping[int, int], now: float) -> None:
+    def _read_beats(self, pids: Mapping[int, int], exit_codes: Mapping[int, int | None], now: float) -> None:
         for rank in range(self._world_size):
             beat = storage.read_beat(self._folder, rank)
             if beat is None:
@@ -223,7 +238,7 @@ class Watch:
 
     # When to ask
 
-    def _has_reason(self, exit_codes: Mapping[int, int], now: float) -> bool:
+    def _has_reason(self, exit_codes: Mapping[int, int | None], now: float) -> bool:
         alive = [rank for rank in self._beats if rank not in exit_codes and self._beats[rank].ended is None]
         still = {rank: now - self._stands_since(rank) for rank in alive if now - self._stands_since(rank) >= _STILL_S}
         if not still:
@@ -256,7 +271,7 @@ class Watch:
                 asked.setdefault((group.name, group.members), set()).add(group.asked)
         return any(len(counts) > 1 for counts in asked.values())
 
-    def _ask(self, pids: Mapping[int, int], exit_codes: Mapping[int, int], now: float) -> None:
+    def _ask(self, pids: Mapping[int, int], exit_codes: Mapping[int, int | None], now: float) -> None:
         storage.ask(self._folder)
         self._asked_at = now
         self.next_at = now + _SOON_S
@@ -274,7 +289,7 @@ class Watch:
         with suppress(OSError):
             os.kill(pid, storage.STACKS_SIGNAL)
 
-    def _answered(self, exit_codes: Mapping[int, int], asked_at: float) -> bool:
+    def _answered(self, exit_codes: Mapping[int, int | None], asked_at: float) -> bool:
         """Whether all that can answer have done so; one that has given no sign for a second cannot."""
         for rank, beat in self._beats.items():
             if rank in exit_codes or beat.ended is not None or asked_at - beat.time_s > 1.0:
@@ -286,7 +301,7 @@ class Watch:
 
     # What is made of the answers
 
-    def _collect(self, pids: Mapping[int, int], exit_codes: Mapping[int, int], now: float) -> Found | None:
+    def _collect(self, pids: Mapping[int, int], exit_codes: Mapping[int, int | None], now: float) -> Found | None:
         """Judge, once the answers are there."""
         assert self._asked_at is not None
         if now < self._asked_at + _ANSWER_S and not self._answered(exit_codes, self._asked_at):
@@ -339,7 +354,7 @@ class Watch:
         stopped = any(view.process.state in {"T", "t"} for view in views)
         return max(self._suspect_s, _STOPPED_S) if stopped else self._suspect_s
 
-    def _note_waiting(self, exit_codes: Mapping[int, int], now: float) -> None:
+    def _note_waiting(self, exit_codes: Mapping[int, int | None], now: float) -> None:
         """Say who works while others have waited for it for long; the job goes on."""
         limits = (*_TOLD_AT_S, _TOLD_AT_S[-1] + _TELL_EVERY_S * max(1, self._told - len(_TOLD_AT_S) + 1))
         limit = limits[min(self._told, len(_TOLD_AT_S))]
