@@ -10,7 +10,9 @@ import os
 import select
 import shutil
 import signal
+import socket
 import sys
+import threading
 import time
 import traceback
 from contextlib import suppress
@@ -21,6 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from instep.guard import folders, report, stacks, storage
+from instep.guard.nodes import Hub, Link, LostError, Remote, beats_message, connect, views_message
 from instep.guard.report import near
 from instep.guard.watch import LOOK_S, Found, Watch
 from instep.runs import EXIT_OUT_OF_STEP, create_folder, default_name
@@ -32,6 +35,9 @@ if TYPE_CHECKING:
 _SUSPECT_S = 8.0
 _KILL_S = 2.0  # what a rank has to leave by itself
 _CULPRIT_S, _OTHERS_S = 0.5, 0.65  # after the order, when all recorders have seen it
+_SOON_S, _ANSWER_S = 0.05, 0.6  # a leaf's, within the watch's
+_REMOTE_STACKS_S = 0.8
+_LINGER_S = 0.4  # what the ranks of other nodes have to end after those of this one
 _AFTER_FAILURE_S = 5.0  # a launcher ends the other ranks of one that has failed: no verdict on that
 
 
@@ -102,6 +108,18 @@ class Ranks:
         """SIGKILL, and never to a process that got the number since."""
         with suppress(OSError, KeyError):
             signal.pidfd_send_signal(self._descriptors[rank], signal.SIGKILL)
+
+    def end(self, first: Sequence[int]) -> None:
+        """End all, the culprits first."""
+        begin = time.monotonic()
+        for rank in self.alive:
+            storage.order_end(self._folder, rank, begin + (_CULPRIT_S if rank in first else _OTHERS_S))
+        while self.alive and time.monotonic() < begin + _KILL_S:
+            self.wait(begin + _KILL_S - time.monotonic())
+        for rank in self.alive:
+            self.kill(rank)
+        while self.alive and time.monotonic() < begin + 2 * _KILL_S:
+            self.wait(begin + 2 * _KILL_S - time.monotonic())
 
     def _code(self, rank: int) -> int | None:
         """Nobody tells the exit code of a process that is no child: what the recorder has left says most of it."""
@@ -176,34 +194,84 @@ class SideCar:
         self._plan = plan
         self._ranks = Ranks(folder, plan.pids)
         self._teller = Teller(plan)
-        self._watch = Watch(folder, plan.world_size, plan.host, suspect_s=_SUSPECT_S)
+        self._remotes = [Remote(one["host"], one["ranks"]) for one in plan.others]
+        self._hub = None
+        if plan.listens is not None:
+            self._hub = Hub(socket.socket(fileno=plan.listens), plan.token, self._remotes)
+        self._watch = Watch(
+            folder,
+            plan.world_size,
+            plan.host,
+            suspect_s=_SUSPECT_S,
+            ranks=sorted(plan.pids),
+            nodes=self._remotes,
+        )
         self._quiet_until = 0.0
-        self._broken = False
+        self._codes: dict[int, int | None] = {}  # of all nodes, as far as they were looked at
+        self._broken = self._has_ended = False
 
     def run(self) -> None:
         """Until all ranks of this node have gone."""
         while self._ranks.alive:
-            ended = self._ranks.wait(min(self._watch.next_at - time.monotonic(), LOOK_S))
-            found = self._safely(partial(self._after, ended)) if ended else None
-            if found is None and self._ranks.alive and time.monotonic() >= self._quiet_until:
-                found = self._safely(partial(self._watch.look, self._ranks.pids, self._ranks.codes))
-            for line in self._watch.take_notes():
-                self._teller.note(line)
-            if found is not None:
-                self._act(found)
-        if not any(code != 0 for code in self._ranks.codes.values()):
-            last = self._safely(partial(self._watch.final, self._ranks.pids, self._ranks.codes, wait_s=0))
+            self._ranks.wait(
+                min(self._watch.next_at - time.monotonic(), LOOK_S), self._hub.descriptors() if self._hub else ()
+            )
+            self._look()
+        self._wait_for_others()
+        if not self._has_ended and not any(code != 0 for code in self._all_codes().values()):
+            last = self._safely(partial(self._watch.final, self._ranks.pids, self._codes, wait_s=0))
             if last is not None and last.verdict.silent:
                 self._teller.tell(last, {})
 
-    def _after(self, ended: Sequence[int]) -> Found | None:
+    def _look(self) -> None:
+        codes = self._all_codes()
+        ended = codes.keys() - self._codes.keys()
+        self._codes = codes
+        found = self._safely(partial(self._after, ended)) if ended else None
+        if found is None and self._ranks.alive and time.monotonic() >= self._quiet_until and self._all_are_there():
+            found = self._safely(partial(self._watch.look, self._ranks.pids, codes))
+        for line in self._watch.take_notes():
+            self._teller.note(line)
+        if found is not None:
+            self._act(found)
+
+    def _wait_for_others(self) -> None:
+        """The ranks of this node have gone; those of the others go too in a moment, or are left waiting for these."""
+        begin = time.monotonic()
+        while self._hub and not self._has_ended and time.monotonic() < begin + _LINGER_S:
+            if all(remote.has_ended or remote.is_lost for remote in self._remotes):
+                return
+            self._ranks.wait(0.1, self._hub.descriptors())
+            self._look()
+        if self._hub and not self._has_ended and self._all_are_there():
+            found = self._safely(partial(self._watch.final, self._ranks.pids, self._codes, wait_s=0.4))
+            if found and found.verdict.proven and not found.verdict.silent and not _is_own_failure(found):
+                self._act(found)
+
+    def _all_codes(self) -> dict[int, int | None]:
+        if self._hub:
+            self._hub.pump()
+        codes = dict(self._ranks.codes)
+        for remote in self._remotes:
+            codes |= remote.codes
+        return codes
+
+    def _all_are_there(self) -> bool:
+        """Whether all nodes tell what they see; where one is lost, nobody can say who waits for whom."""
+        lost = [remote.host for remote in self._remotes if remote.is_lost]
+        if lost and not self._broken:
+            self._broken = True
+            self._teller.note(f"the ranks are not watched any more: no word from the guard on {', '.join(lost)}")
+        return all(remote.link is not None or remote.has_ended for remote in self._remotes)
+
+    def _after(self, ended: Iterable[int]) -> Found | None:
         """Ranks have ended: whether they left others waiting, or failed only because others did."""
-        codes = [self._ranks.codes[rank] for rank in ended if self._ranks.codes[rank] != 0]
+        codes = [self._codes[rank] for rank in ended if self._codes[rank] != 0]
         if codes:
             self._quiet_until = time.monotonic() + _AFTER_FAILURE_S
         found = None
-        if any(code is not None for code in codes):  # else somebody has killed them
-            found = self._watch.final(self._ranks.pids, self._ranks.codes)
+        if any(code is not None for code in codes) and self._all_are_there():  # else somebody has killed them
+            found = self._watch.final(self._ranks.pids, self._codes)
         if found is None or found.verdict.silent or not found.verdict.proven or _is_own_failure(found):
             self._teller.raw([storage.read_fatal(self._folder, rank) for rank in ended])
             return None
@@ -214,20 +282,21 @@ class SideCar:
             self._teller.tell(found, {})
             return
         alive = {rank: pid for rank, pid in self._ranks.pids.items() if rank not in self._ranks.codes}
-        self._teller.tell(found, stacks.collect(self._folder, alive, found.views))
-        self._end(found.verdict.ranks)
-
-    def _end(self, first: Sequence[int]) -> None:
-        """End the ranks of this node, the culprits first."""
-        begin = time.monotonic()
-        for rank in self._ranks.alive:
-            storage.order_end(self._folder, rank, begin + (_CULPRIT_S if rank in first else _OTHERS_S))
-        while self._ranks.alive and time.monotonic() < begin + _KILL_S:
-            self._ranks.wait(begin + _KILL_S - time.monotonic())
-        for rank in self._ranks.alive:
-            self._ranks.kill(rank)
-        while self._ranks.alive and time.monotonic() < begin + 2 * _KILL_S:
-            self._ranks.wait(begin + 2 * _KILL_S - time.monotonic())
+        for remote in self._remotes:
+            remote.stacks = None
+            remote.send({"stacks": True})
+        texts = stacks.collect(self._folder, alive, found.views)
+        deadline = time.monotonic() + _REMOTE_STACKS_S
+        while time.monotonic() < deadline and any(one.link and one.stacks is None for one in self._remotes):
+            time.sleep(0.02)
+            self._all_codes()
+        for remote in self._remotes:
+            texts |= remote.stacks or {}
+        self._teller.tell(found, texts)
+        self._has_ended = True
+        for remote in self._remotes:
+            remote.send({"end": list(found.verdict.ranks)})
+        self._ranks.end(found.verdict.ranks)
 
     def _safely(self, look: Callable[[], Found | None]) -> Found | None:
         """Whatever ails the guard, the job goes on; it is said once."""
@@ -241,6 +310,82 @@ class SideCar:
             self._teller.note("the ranks are not watched any more: an error in the guard")
             traceback.print_exc()
             return None
+
+
+class Leaf:
+    """The side-car of a node other than the main rank's: tells the hub what it sees, and does what that says.
+
+    Args:
+        folder: where the ranks write.
+        plan: who they are.
+
+    """
+
+    def __init__(self, folder: Path, plan: Plan) -> None:
+        self._folder = folder
+        self._plan = plan
+        self._ranks = Ranks(folder, plan.pids)
+        self._watch = Watch(folder, plan.world_size, plan.host, suspect_s=_SUSPECT_S, ranks=sorted(plan.pids))
+        self._links: list[Link | None] = []  # filled by the thread that connects
+        self._link: Link | None = None
+        self._question: tuple[int, float] | None = None  # which one is to be answered, and when it came
+        self._told_at = 0.0
+
+    def run(self) -> None:
+        """Until all ranks of this node have gone."""
+        threading.Thread(target=self._connect, daemon=True).start()
+        while self._ranks.alive:
+            pause = _SOON_S if self._question or not self._links else LOOK_S
+            ended = self._ranks.wait(pause, [self._link.fileno()] if self._link else ())
+            if self._link is None and self._links:
+                self._link = self._links[0]
+            if self._link is not None:
+                try:
+                    self._serve(self._link, at_once=bool(ended))
+                except (LostError, OSError):
+                    self._link = None  # the job goes on without the guard; its hub says so, if it is there
+        if self._link is not None:
+            with suppress(LostError):
+                self._tell(self._link)
+
+    def _connect(self) -> None:
+        link = connect(self._plan.meet, self._plan.token, min(self._plan.pids))
+        if link is None:
+            print(
+                f"… the ranks are not watched: the guard on {self._plan.host} cannot reach that of the main rank at "
+                f"{', '.join(f'{name}:{port}' for name, port in self._plan.meet) or 'no address'}",
+                file=sys.stderr,
+                flush=True,
+            )
+        self._links.append(link)
+
+    def _serve(self, link: Link, *, at_once: bool) -> None:
+        for message in link.receive():
+            if "ask" in message:
+                self._watch.read_beats(self._ranks.pids, self._ranks.codes)
+                self._question = int(message["ask"]), time.monotonic()
+                self._watch.ask(self._ranks.pids, self._ranks.codes)
+            if "stacks" in message:
+                alive = {rank: self._ranks.pids[rank] for rank in self._ranks.alive}
+                views = self._watch.views(self._ranks.pids, self._ranks.codes)
+                texts = stacks.collect(self._folder, alive, views)
+                link.send({"stacks": {str(rank): text for rank, text in texts.items()}})
+            if "end" in message:
+                self._ranks.end([int(rank) for rank in message["end"]])
+                at_once = True
+        now = time.monotonic()
+        if at_once or now >= self._told_at + LOOK_S:
+            self._tell(link)
+        if self._question is not None:
+            number, asked_at = self._question
+            if self._watch.have_answered(self._ranks.codes, asked_at) or now > asked_at + _ANSWER_S:
+                self._question = None
+                views = self._watch.views(self._ranks.pids, self._ranks.codes)
+                link.send(views_message(self._folder, views, number))
+
+    def _tell(self, link: Link) -> None:
+        self._told_at = time.monotonic()
+        link.send(beats_message(self._watch.read_beats(self._ranks.pids, self._ranks.codes), self._ranks.codes))
 
 
 def _is_own_failure(found: Found) -> bool:
@@ -266,7 +411,7 @@ def main(name: str) -> None:
         with suppress(OSError):
             os.chdir(plan.cwd)
         folders.clean()
-        SideCar(folder, plan).run()
+        (SideCar if plan.hub else Leaf)(folder, plan).run()
     finally:
         shutil.rmtree(folder, ignore_errors=True)
         os.close(lock)

@@ -11,7 +11,7 @@ import os
 import time
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from instep.guard import aborted, storage
 from instep.guard.positions import Places
@@ -65,8 +65,34 @@ class Found:
         return as_json(self.verdict, self.after_s)
 
 
+class Node(Protocol):
+    """Ranks of another machine, as somebody there sees them.
+
+    Attributes:
+        ranks: of the world.
+        beats: their last signs of life, with times of this machine's clock.
+        has_answered: whether the last call of :meth:`ask` was answered, or cannot be any more.
+
+    """
+
+    ranks: tuple[int, ...]
+    beats: dict[int, Beat]
+
+    @property
+    def has_answered(self) -> bool: ...  # noqa: D102
+
+    def ask(self) -> None:
+        """Have all ranks asked for snapshots."""
+
+    def pump(self) -> None:
+        """Take what has come."""
+
+    def views(self, exit_codes: Mapping[int, int | None]) -> tuple[View, ...]:
+        """What is known of each rank now."""
+
+
 class Watch:
-    """Watches the ranks of one machine.
+    """Watches the ranks of one machine, and with the help of others those of more.
 
     Args:
         folder: where their recorders write.
@@ -75,6 +101,8 @@ class Watch:
         suspect_s: how long a suspicion must stand.
         last_words: the end of what a rank has written.
         decide: the verdict over all views, for tests.
+        ranks: those of this machine; None: all.
+        nodes: the other machines.
 
     Attributes:
         next_at: when to look again, by the monotonic clock.
@@ -90,10 +118,14 @@ class Watch:
         suspect_s: float,
         last_words: Callable[[int], str] = lambda _: "",
         decide: Callable[[Sequence[View]], Verdict | None] | None = None,
+        ranks: Sequence[int] | None = None,
+        nodes: Sequence[Node] = (),
     ) -> None:
         self.next_at = 0.0
         self._folder = folder
         self._world_size = world_size
+        self._ranks = range(world_size) if ranks is None else ranks
+        self._nodes = nodes
         self._host = host
         self._suspect_s = suspect_s
         self._judge = decide or _decide
@@ -131,7 +163,7 @@ class Watch:
         self.next_at = now + LOOK_S
         slept = now - self._looked_at > _ASLEEP_S
         self._looked_at = now
-        self._read_beats(pids, exit_codes, now)
+        self.read_beats(pids, exit_codes)
         if slept:
             self._asked_at, self._candidate, self._innocent_at = None, None, now
             self._ask_after = now + LOOK_S
@@ -141,7 +173,7 @@ class Watch:
         if self._asked_at is not None:
             return self._collect(pids, exit_codes, now)
         if now >= self._ask_after and self._has_reason(exit_codes, now):
-            self._ask(pids, exit_codes, now)
+            self.ask(pids, exit_codes)
         self._note_waiting(exit_codes, now)
         return None
 
@@ -155,10 +187,10 @@ class Watch:
     ) -> Found | None:
         """A rank has ended: ask those that are left for a last word, and judge now."""
         now = time.monotonic()
-        self._ask(pids, exit_codes, now)
+        self.ask(pids, exit_codes)
         while True:
-            self._read_beats(pids, exit_codes, time.monotonic())
-            if self._answered(exit_codes, now) or time.monotonic() > now + wait_s:
+            self.read_beats(pids, exit_codes)
+            if self.have_answered(exit_codes, now) or time.monotonic() > now + wait_s:
                 break
             time.sleep(0.02)
         self._asked_at = None
@@ -169,9 +201,14 @@ class Watch:
     def views(self, pids: Mapping[int, int], exit_codes: Mapping[int, int | None]) -> tuple[View, ...]:
         """What is known of each rank now."""
         now = time.monotonic()
+        snapshots = {rank: self._snapshot(rank) for rank in self._ranks}
         found = []
-        for rank in range(self._world_size):
-            beat, snapshot = self._beats.get(rank), self._with_groups(rank, self._snapshot(rank))
+        for rank in self._ranks:
+            beat, snapshot = self._beats.get(rank), snapshots[rank]
+            if snapshot:
+                snapshot = replace(snapshot, beat=self._with_groups(snapshot.beat, snapshot))
+            if beat:
+                beat = self._with_groups(beat, snapshot)
             process = self._processes.view(rank, pids.get(rank), exit_codes.get(rank))
             if beat and (exit_codes.get(rank) or 0) > 128:
                 beat = self._last_place(beat, storage.fatal_path(self._folder, rank))
@@ -180,20 +217,26 @@ class Watch:
             age = max(0.0, now - snapshot.beat.time_s) if snapshot else 0.0
             silent = max(0.0, now - beat.time_s) if beat else 0.0
             found.append(View(rank, self._host, process, snapshot, age, beat, silent))
-        return tuple(found)
+        for view in (view for node in self._nodes for view in node.views(exit_codes)):
+            snapshot, beat = view.snapshot, view.beat
+            if snapshot:
+                snapshot = replace(snapshot, beat=self._with_groups(snapshot.beat, snapshot))
+            if beat:
+                beat = self._with_groups(beat, snapshot)
+            found.append(replace(view, snapshot=snapshot, beat=beat))
+        return tuple(sorted(found, key=lambda view: view.rank))
 
-    def _with_groups(self, rank: int, snapshot: Snapshot | None) -> Snapshot | None:
-        """A snapshot whose operations are of groups that came and went between two beats: others know them, too."""
-        if snapshot is None:
-            return None
-        last = {op.group: op.index for op in snapshot.ops}
-        for group in snapshot.beat.groups:
+    def _with_groups(self, beat: Beat, snapshot: Snapshot | None) -> Beat:
+        """With the groups of its operations that came and went between two beats: other ranks know them, too."""
+        last = {op.group: op.index for op in snapshot.ops} if snapshot else {}
+        for group in beat.groups:
             last.pop(group.name, None)
         if not last:
-            return snapshot
-        known = {one.name: one for beat in self._beats.values() for one in beat.groups if rank in one.members}
+            return beat
+        told = [*self._beats.values(), *(one.beat for _, one in self._snapshots.values() if one is not None)]
+        known = {one.name: one for other in told for one in other.groups if beat.rank in one.members}
         found = [replace(known[name], asked=index) for name, index in last.items() if name in known]
-        return replace(snapshot, beat=replace(snapshot.beat, groups=(*snapshot.beat.groups, *found)))
+        return replace(beat, groups=(*beat.groups, *found))
 
     def _last_place(self, beat: Beat, file: Path) -> Beat:
         """The last sign of life of a rank, with the stack that its interpreter wrote when a signal came after that."""
@@ -206,9 +249,14 @@ class Watch:
 
     # What is read
 
-    def _read_beats(self, pids: Mapping[int, int], exit_codes: Mapping[int, int | None], now: float) -> None:
-        for rank in range(self._world_size):
-            beat = storage.read_beat(self._folder, rank)
+    def read_beats(self, pids: Mapping[int, int], exit_codes: Mapping[int, int | None]) -> dict[int, Beat]:
+        """The last sign of life of each rank that has given one."""
+        now = time.monotonic()
+        read = {rank: storage.read_beat(self._folder, rank) for rank in self._ranks}
+        for node in self._nodes:
+            node.pump()
+            read |= {rank: node.beats.get(rank) for rank in node.ranks}
+        for rank, beat in read.items():
             if beat is None:
                 self._beats.pop(rank, None)  # somebody has cleaned up: an old beat would be that of a rank that stands
                 continue
@@ -220,6 +268,7 @@ class Watch:
                 self._processes.sample(rank, pids[rank])
         if self._beats and self._began_at is None:
             self._began_at = now
+        return self._beats
 
     def _snapshot(self, rank: int) -> Snapshot | None:
         """The last one, read anew where there is another."""
@@ -271,8 +320,12 @@ class Watch:
                 asked.setdefault((group.name, group.members), set()).add(group.asked)
         return any(len(counts) > 1 for counts in asked.values())
 
-    def _ask(self, pids: Mapping[int, int], exit_codes: Mapping[int, int | None], now: float) -> None:
+    def ask(self, pids: Mapping[int, int], exit_codes: Mapping[int, int | None]) -> None:
+        """Ask all ranks for snapshots."""
+        now = time.monotonic()
         storage.ask(self._folder)
+        for node in self._nodes:
+            node.ask()
         self._asked_at = now
         self.next_at = now + _SOON_S
         self._mute &= {rank for rank, beat in self._beats.items() if now - beat.time_s > _MUTE_S}
@@ -289,10 +342,13 @@ class Watch:
         with suppress(OSError):
             os.kill(pid, storage.STACKS_SIGNAL)
 
-    def _answered(self, exit_codes: Mapping[int, int | None], asked_at: float) -> bool:
+    def have_answered(self, exit_codes: Mapping[int, int | None], asked_at: float) -> bool:
         """Whether all that can answer have done so; one that has given no sign for a second cannot."""
-        for rank, beat in self._beats.items():
-            if rank in exit_codes or beat.ended is not None or asked_at - beat.time_s > 1.0:
+        if not all(node.has_answered for node in self._nodes):
+            return False
+        for rank in self._ranks:
+            beat = self._beats.get(rank)
+            if beat is None or rank in exit_codes or beat.ended is not None or asked_at - beat.time_s > 1.0:
                 continue
             snapshot = self._snapshot(rank)
             if snapshot is None or snapshot.beat.time_s < asked_at:
@@ -304,7 +360,7 @@ class Watch:
     def _collect(self, pids: Mapping[int, int], exit_codes: Mapping[int, int | None], now: float) -> Found | None:
         """Judge, once the answers are there."""
         assert self._asked_at is not None
-        if now < self._asked_at + _ANSWER_S and not self._answered(exit_codes, self._asked_at):
+        if now < self._asked_at + _ANSWER_S and not self.have_answered(exit_codes, self._asked_at):
             self.next_at = now + _SOON_S
             return None
         self._asked_at = None
