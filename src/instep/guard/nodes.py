@@ -46,7 +46,7 @@ class Link:
         self._socket = connection
         self._got = bytearray()
         self._is_known = False
-        connection.settimeout(_SEND_S)
+        connection.setblocking(False)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def fileno(self) -> int:
@@ -62,7 +62,9 @@ class Link:
         """
         data = json.dumps(message, separators=(",", ":")).encode()
         try:
+            self._socket.settimeout(_SEND_S)
             self._socket.sendall(_LENGTH.pack(len(data)) + data)
+            self._socket.setblocking(False)
         except OSError as error:
             raise LostError(str(error)) from None
 
@@ -92,8 +94,8 @@ class Link:
         most = _MOST_BYTES if self._is_known else _MOST_BYTES_OF_STRANGERS
         while len(self._got) <= most + _LENGTH.size:
             try:
-                data = self._socket.recv(1 << 20 if self._is_known else 4096, socket.MSG_DONTWAIT)
-            except (BlockingIOError, InterruptedError, TimeoutError):
+                data = self._socket.recv(1 << 20 if self._is_known else 4096)
+            except BlockingIOError:
                 return False
             except OSError:
                 return True
