@@ -153,7 +153,7 @@ class Locator:
         return (
             self._thrown(sides)
             or self._exit_elsewhere(ways, sides)
-            or self._fork(ways[1], ways[2], sides, passed=_passed(flow))
+            or self._fork(ways[1], ways[2], sides, passed=_passed(flow, starts))
         )
 
     def _thrown(self, sides: _Sides) -> Parting | None:
@@ -498,9 +498,11 @@ def _never_begun(one: _Candidate, before: Sequence[Step]) -> float:
     return 0.0 if inside else 1.5
 
 
-def _passed(flow: Flow) -> bool:
-    """Whether the way to the culprit leads through where the healthy ranks are, and not back."""
+def _passed(flow: Flow, starts: Sequence[Node]) -> bool:
+    """Whether the way to the culprit leads through where the healthy ranks are: every way, or one with no way back."""
     healthy, culprit = flow.ends[1], flow.ends[2]
+    if not _forward(starts, healthy) & culprit:
+        return bool(culprit)
     return bool(_forward(_after_all(healthy), set()) & culprit) and not _forward(_after_all(culprit), set()) & healthy
 
 

@@ -38,6 +38,7 @@ class Processes:
         self._last_words = last_words
         self._used: dict[int, deque[tuple[float, float]]] = {}
         self._tree_used: dict[int, deque[tuple[float, float]]] = {}
+        self._woken: dict[int, tuple[int, float | None]] = {}  # how often the main thread has slept, last seen to grow
 
     def sample(self, rank: int, pid: int) -> None:
         """Note the CPU time of the rank's own process: cheap enough to be done at each look."""
@@ -75,7 +76,17 @@ class Processes:
             busy=round(busy, 3),
             waits_in=_waits_in(pid) if state not in {"R", ""} else "",
             last_words=words[-_LAST_WORDS:],
+            woke_s=self._woke_s(rank, pid),
         )
+
+    def _woke_s(self, rank: int, pid: int) -> float | None:
+        """Seconds since the main thread was seen to have run."""
+        count, now = _times_slept(pid), time.monotonic()
+        before, at = self._woken.get(rank, (count, None))
+        if count != before:
+            at = now
+        self._woken[rank] = (count, at)
+        return None if at is None else now - at
 
 
 def _note(samples: deque[tuple[float, float]], used: float) -> None:
@@ -103,6 +114,15 @@ def _state(pid: int) -> str:
     with suppress(OSError, IndexError):
         return Path(f"/proc/{pid}/task/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0].decode()
     return ""
+
+
+def _times_slept(pid: int) -> int:
+    """How often the main thread has gone to sleep so far."""
+    with suppress(OSError, ValueError):
+        for line in Path(f"/proc/{pid}/task/{pid}/status").read_text().splitlines():
+            if line.startswith("voluntary_ctxt_switches:"):
+                return int(line.split()[1])
+    return 0
 
 
 def is_stopped(pid: int) -> bool:
