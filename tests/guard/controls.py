@@ -57,12 +57,12 @@ def read(script: Path) -> Control:
     return Control(script.stem, script, int(nproc), int(rc), "long" in more.split())
 
 
-def run(control: Control, *, limit_s: float = LIMIT_S) -> Ended:
-    """Run a control by ``instep run``."""
+def run(control: Control, *words: str, limit_s: float = LIMIT_S) -> Ended:
+    """Run a control by ``instep run``; the words are for the program."""
     with tempfile.TemporaryDirectory(prefix="instep-control-") as name:
         rc, text = None, ""
         try:
-            result = cases.start(control.script, nproc=control.nproc, cwd=Path(name), limit_s=limit_s)
+            result = cases.start(control.script, *words, nproc=control.nproc, cwd=Path(name), limit_s=limit_s)
             rc, text = result.rc, str(result)
         except HungError as hung:
             text = str(hung)

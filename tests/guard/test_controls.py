@@ -12,23 +12,24 @@ from tests.guard import controls
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-SOME = (
-    "main_alone",
-    "first_step_compiles",
-    "slow_rank",
-    "debugger",
-    "main_sleeps",
-    "uneven_but_legal",
-    "raises",
-)
+SOME = {  # and what their programs are told
+    "main_alone": ("14",),  # seconds
+    "main_sleeps": ("14",),
+    "slow_rank": (),
+    "first_step_compiles": (),
+    "debugger": (),
+    "uneven_but_legal": (),
+    "main_downloads": (),
+    "raises": (),
+}
 
 
 @pytest.fixture(scope="module")
 def ends() -> Iterator[dict[str, Future[controls.Ended]]]:
     """Of the controls to come: a few run at a time, since most of their time is waiting."""
     every = {control.name: control for control in controls.find()}
-    with ThreadPoolExecutor(4) as pool:
-        yield {name: pool.submit(controls.run, every[name]) for name in SOME}
+    with ThreadPoolExecutor(5) as pool:
+        yield {name: pool.submit(controls.run, every[name], *words) for name, words in SOME.items()}
 
 
 @pytest.mark.parametrize("name", SOME)
