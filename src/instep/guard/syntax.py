@@ -246,6 +246,15 @@ def _conditional(node: ast.AST, name: str) -> bool:
     return isinstance(node, ast.Lambda)
 
 
+def _name_of(function: ast.expr) -> str:
+    """The name that a function has on a stack."""
+    if isinstance(function, ast.Lambda):
+        return "<lambda>"
+    return (
+        function.id if isinstance(function, ast.Name) else function.attr if isinstance(function, ast.Attribute) else ""
+    )
+
+
 def called(call: ast.Call) -> str:
     """The last part of the name that a call calls."""
     func = call.func
@@ -511,11 +520,15 @@ class _Layout:
         return starts, exits, any(way.steps[self.depth + 1].engine for group in groups for way in group)
 
     def _repeats(self, node: Node, ways: list[_Way]) -> bool:
-        """Whether the call is made for each element of a comprehension."""
+        """Whether the call is made for each element of a comprehension, or by a builtin such as map()."""
         wanted = {name for way in ways for name in self._names(way)}
         parts = head(node.stmt) if node.stmt is not None else []
         loops = [one for part in parts for one in ast.walk(part) if isinstance(one, _COMPREHENSIONS)]
-        return any(called(call) in wanted for loop in loops for call, _ in calls([loop]))
+        if any(called(call) in wanted for loop in loops for call, _ in calls([loop])):
+            return True
+        handed = {_name_of(argument) for call, _ in calls(parts) for argument in call.args}
+        direct = [way for way in ways if not way.steps[self.depth].calls and len(way.steps) > self.depth + 1]
+        return any(way.steps[self.depth + 1].function in handed - {""} for way in direct)
 
     def _same_scope(self, one: Step, other: Step) -> bool:
         if not _same(one, other):
