@@ -30,7 +30,7 @@ demo: setup ## train a small ResNet on real images, on two ranks of this machine
 	$(BIN)/instep run --nproc 2 recipes/digits.py
 
 test: lint test-tools vision ## lint, then all tests (what cannot run on this machine is skipped, and says why)
-	$(BIN)/python -m pytest -n 2 --dist loadfile $(PYTEST_ARGS)
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
 test-tools: setup ## install the real launchers that the tests start: Slurm, Open MPI, MPICH
 	scripts/install-test-tools $(BIN)/python
