@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 
 _MOST_VALUES = 60
 _LONGEST = 80
-_ARGUMENTS = ("src", "dst", "group_src", "group_dst", "group", "tag", "wait_all_ranks")
+_ARGUMENTS = (
+    "src", "dst", "group_src", "group_dst", "group", "tag", "wait_all_ranks", "group_rank", "group_size"
+)  # fmt: skip
 
 
 def _ids(*kinds: type) -> frozenset[int]:

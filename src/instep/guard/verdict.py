@@ -66,7 +66,8 @@ class _Judge:
         self.ended = {one.rank for one in self.states if one.ended is not None and not one.secondary}
 
     def verdict(self) -> Verdict | None:
-        found = self.mismatch() or self.gone() or self.ring() or self.behind() or self.roots() or self.silent()
+        found = self.mismatch() or self.gone() or self.ring()
+        found = found or self.joining() or self.behind() or self.roots() or self.silent()
         return found if found is None else replace(found, waiting=self.places())
 
     # Proof: the same collective is not the same
@@ -453,6 +454,29 @@ class _Judge:
         come = "does not come" if len(ranks) == 1 else "do not come"
         reason = f"{_ranks(ranks)} {come}: {reasons[first.rank]}; {_ranks(waiters)} {_wait(waiters)} for it"
         return Verdict("blocked", False, ranks, left_at, reason=reason)
+
+    # Suspicion: they do not come together in the first place
+
+    def joining(self) -> Verdict | None:
+        """Ranks that stand where the world is made: who has another idea of it, or else all of them."""
+        inside = [one for one in self.states if one.ended is None and waiting.is_joining(one)]
+        if not inside or any(waiting.is_busy(one) or waiting.stands_s(one) < _STILL_S for one in inside):
+            return None
+        told = {one.rank: [waiting.argument(one, word) for word in ("group_rank", "group_size")] for one in inside}
+        ranks = tuple(rank for rank, one in told.items() if None not in one and one != [rank, len(self.states)])
+        if not ranks and len(inside) < len(self.states):
+            return None
+        ranks = ranks or tuple(told)
+        frame = self.of[ranks[0]].here()
+        left_at = None
+        if frame is not None:
+            source = self.sources.line(frame.file, frame.line)
+            left_at = LeftAt(frame.file, frame.line, own(frame.function), source, "the ranks do not come together here")
+        values = {rank: f"rank {one[0]} of {one[1]}" for rank, one in told.items() if None not in one}
+        words = "; ".join(f"rank {rank} joins as {text}" for rank, text in values.items())
+        reason = f"{_ranks(sorted(told))} {_wait(sorted(told))} for the others to join"
+        reason += f": {words}" if words else ""
+        return Verdict("blocked", False, ranks, left_at, values, reason=reason)
 
     # Suspicion: all are there, and nothing happens
 

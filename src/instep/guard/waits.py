@@ -61,6 +61,11 @@ def is_busy(state: State) -> bool:
     return process.state == "R" or process.busy > _BUSY
 
 
+def is_joining(state: State) -> bool:
+    """Whether it is where torch makes the world."""
+    return any(own(frame.function) == "init_process_group" and "/torch/" in frame.file for frame in _inner(state))
+
+
 def is_stopped(state: State) -> bool:
     """Whether somebody has stopped its process."""
     return state.view.process.state in {"T", "t"}

@@ -1,4 +1,4 @@
-# CASE nproc=3 kind=blocked|missing|mismatch ranks=1|1,2 line=@HERE
+# CASE nproc=3 kind=blocked|missing|mismatch ranks=1 line=@HERE
 """One rank believes in a larger world, and waits at the start for those who do not exist; one more waits for it there."""
 
 import os
