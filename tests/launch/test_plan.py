@@ -9,7 +9,8 @@ import pytest
 from instep.errors import RunError
 from instep.launch.devices import count_gpus, visible
 from instep.launch.machine import Machine, count_cores, this_machine
-from instep.launch.plan import Request, make_plan, rank_environment
+from instep.launch.place import alone, rank_environment
+from instep.launch.plan import Request, Site, make_plan
 from instep.launch.target import Target
 
 if TYPE_CHECKING:
@@ -18,8 +19,8 @@ if TYPE_CHECKING:
 SCRIPT = Target("script", "train.py", ("--lr", "0.1 x"))
 
 
-def _machine(cores: int = 8, gpus: int = 0) -> Machine:
-    return Machine("host", cores, gpus, (20_000, 29_499), (32_768, 60_999))
+def _machine(cores: int = 8, gpus: int = 0) -> list[Site]:
+    return [Site("host", Machine("host", cores, gpus, (20_000, 29_499), (32_768, 60_999)))]
 
 
 @pytest.mark.parametrize(
@@ -44,8 +45,8 @@ def test_ranks_device_and_threads(
 ) -> None:
     plan = make_plan(Request(SCRIPT, nproc, device), _machine(cores, gpus), {})
     assert (plan.world_size, plan.device, plan.threads) == (ranks, on, threads)
-    assert plan.variables["OMP_NUM_THREADS"] == str(threads)
-    assert plan.variables.get("CUDA_VISIBLE_DEVICES") == ("" if device == "cpu" else None)
+    assert plan.nodes[0].variables["OMP_NUM_THREADS"] == str(threads)
+    assert plan.nodes[0].variables.get("CUDA_VISIBLE_DEVICES") == ("" if device == "cpu" else None)
     assert bool(plan.why) == (nproc == "auto")
 
 
@@ -79,8 +80,8 @@ def test_no_time_to_wait(grace: float) -> None:
 def test_what_the_user_has_set_stays() -> None:
     plan = make_plan(Request(SCRIPT, "2"), _machine(), {"OMP_NUM_THREADS": "3", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0"})
     assert plan.threads == 3
-    assert "you set it" in plan.threads_why
-    assert "TORCH_NCCL_ASYNC_ERROR_HANDLING" not in plan.variables
+    assert "you set it" in plan.nodes[0].threads_why
+    assert "TORCH_NCCL_ASYNC_ERROR_HANDLING" not in plan.nodes[0].variables
 
 
 @pytest.mark.parametrize(
@@ -98,7 +99,7 @@ def test_the_torchrun_command(target: Target, words: str) -> None:
 
 
 def test_the_environment_of_a_rank() -> None:
-    found = rank_environment(1, 3, 20_000, "job", "/runs/a")
+    found = rank_environment(1, alone(3), 20_000, "job", "/runs/a")
     assert {name: found[name] for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK")} == {
         "RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "3", "LOCAL_WORLD_SIZE": "3", "GROUP_RANK": "0",
     }  # fmt: skip

@@ -58,7 +58,7 @@ def run_command(  # noqa: PLR0917  # typer reads the signature
     Every rank runs SCRIPT as `python SCRIPT ARGS` would, with the variables that torchrun sets. Options come before
     SCRIPT; what follows it is the script's own.
     """
-    from instep.launch.plan import Request, make_plan
+    from instep.launch.plan import Request, Site, make_plan
     from instep.launch.target import find_target
 
     try:
@@ -69,7 +69,8 @@ def run_command(  # noqa: PLR0917  # typer reads the signature
         request = Request(target, nproc, device, show, grace, "off" if no_guard else guard, guard_suspect)
         from instep.launch.machine import this_machine
 
-        plan = make_plan(request, this_machine(os.environ), os.environ)
+        here = this_machine(os.environ)
+        plan = make_plan(request, [Site(here.host, here)], os.environ)
         code = _dry(plan, runs, as_json) if dry_run else _start(plan, runs, name, as_json)
     except InstepError as error:
         if as_json:

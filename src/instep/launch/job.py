@@ -6,6 +6,8 @@ import json
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from instep.launch.place import Place
+
 if TYPE_CHECKING:
     import socket
 
@@ -20,26 +22,30 @@ class Job:
         kind: "script", "folder" or "module".
         name: the path or module as typed.
         arguments: what follows it.
-        world_size: number of ranks.
+        place: which ranks.
         port: where rank 0 listens.
         marker: the job's name in the environment of all its processes.
         folder: the run folder.
         report: descriptor on which a rank reports the exception that escaped from it.
-        outputs: (stdout, stderr) descriptors of each rank.
+        outputs: (stdout, stderr) descriptors of each rank that is started here.
         most_files: the user's soft limit on open files, which the launcher may have raised for itself.
+        restart: how often the job has been started again.
+        max_restarts: how often it may be.
 
     """
 
     kind: str
     name: str
     arguments: tuple[str, ...]
-    world_size: int
+    place: Place
     port: int
     marker: str
     folder: str
     report: int
     outputs: tuple[tuple[int, int], ...]
     most_files: int
+    restart: int = 0
+    max_restarts: int = 0
 
     def as_message(self) -> dict[str, Any]:
         """For :func:`send`."""
@@ -49,7 +55,8 @@ class Job:
     def from_message(cls, message: dict[str, Any]) -> Job:
         """What :meth:`as_message` gave."""
         outputs = tuple((out, err) for out, err in message["outputs"])
-        return cls(**{**message, "arguments": tuple(message["arguments"]), "outputs": outputs})
+        place = Place(**message["place"])
+        return cls(**{**message, "arguments": tuple(message["arguments"]), "outputs": outputs, "place": place})
 
 
 def send(channel: socket.socket, message: dict[str, Any]) -> None:

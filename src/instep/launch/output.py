@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from instep.errors import RunError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
     from pathlib import Path
 
 _CHUNK = 1 << 16
@@ -49,13 +49,14 @@ class Screen:
 class Stream:
     """One stream of one rank on its way to the log and the screen."""
 
-    def __init__(self, source: int, log: Log, screen: Screen | None, prefix: bytes) -> None:
+    def __init__(self, log: Log, screen: Screen | None, prefix: bytes, source: int = -1) -> None:
         self.source = source
         self._log = log
         self._screen = screen
         self._prefix = prefix
         self._rest = b""
-        os.set_blocking(source, False)
+        if source >= 0:
+            os.set_blocking(source, False)
 
     def pump(self) -> bool:
         """Pass on what is there now; False at the end of the stream.
@@ -74,16 +75,25 @@ class Stream:
             data = b""
         if not data:
             return False
+        self.take(data)
+        return True
+
+    def take(self, data: bytes) -> None:
+        """Pass this on.
+
+        Raises:
+            RunError: the log cannot be written.
+
+        """
         self._log.write(data)
         if not self._prefix:
             self._show(data)
-            return True
+            return
         *lines, self._rest = (self._rest + data).split(b"\n")
         if len(self._rest) > _LONGEST_LINE:
             lines.append(self._rest)
             self._rest = b""
         self._show(b"".join(self._prefix + _settled(line) + b"\n" for line in lines))
-        return True
 
     def finish(self) -> None:
         """Show a last line that has no end."""
@@ -149,13 +159,14 @@ def _mount(path: Path) -> Path:
 class Output:
     """All streams of all ranks."""
 
-    def __init__(self, folder: Path, world_size: int, show: str, *, stdout: int = 1) -> None:
-        """Make the logs and the pipes.
+    def __init__(self, folder: Path, hosts: Sequence[str], show: str, *, piped: bool = True, stdout: int = 1) -> None:
+        """Make the logs, and the pipes for ranks of this machine.
 
         Args:
             folder: the run folder.
-            world_size: number of ranks.
+            hosts: the machine of each rank, "" where all are on one.
             show: "main" or "all".
+            piped: whether the ranks write into pipes of ours; else what they write comes by :meth:`feed`.
             stdout: the descriptor that takes what ranks print to their standard output.
 
         Raises:
@@ -163,19 +174,24 @@ class Output:
 
         """
         self.stdout, self.stderr = Screen(stdout), Screen(2)
-        self.logs = [Log(folder / "log" / f"rank-{rank}.txt") for rank in range(world_size)]
+        self.logs = [Log(folder / "log" / f"rank-{rank}.txt") for rank in range(len(hosts))]
         self.ends: list[tuple[int, int]] = []
         self._show = show
         self._open_streams = selectors.DefaultSelector()
-        self._streams: list[Stream] = []
+        self._streams: list[tuple[Stream, Stream]] = []  # of each rank: standard output, standard error
         self._terminals: list[tuple[int, Screen]] = []
-        for rank, log in enumerate(self.logs):
-            prefix = f"[rank {rank}] ".encode() if show == "all" else b""
-            screens = (self.stdout, self.stderr) if self.shows(rank) else (None, None)
-            self.ends.append((self._open(log, screens[0], prefix), self._open(log, screens[1], prefix)))
+        for rank, (log, host) in enumerate(zip(self.logs, hosts, strict=True)):
+            prefix = f"[rank {rank}{f' on {host}' if host else ''}] ".encode() if show == "all" else b""
+            out, err = (self.stdout, self.stderr) if self.shows(rank) else (None, None)
+            if piped:
+                (one, out_end), (two, err_end) = self._open(log, out, prefix), self._open(log, err, prefix)
+                self.ends.append((out_end, err_end))
+            else:
+                one, two = Stream(log, out, prefix), Stream(log, err, prefix)
+            self._streams.append((one, two))
 
-    def _open(self, log: Log, screen: Screen | None, prefix: bytes) -> int:
-        """Make one stream; returns the end that the rank writes to."""
+    def _open(self, log: Log, screen: Screen | None, prefix: bytes) -> tuple[Stream, int]:
+        """Make one stream, and the end that the rank writes to."""
         if screen is not None and screen.is_terminal and not prefix:
             source, end = os.openpty()  # the rank sees a terminal: progress bars, colour
             tty.setraw(end)  # our own terminal does the rest
@@ -183,10 +199,18 @@ class Output:
             self.resize()
         else:
             source, end = os.pipe()
-        stream = Stream(source, log, screen, prefix)
-        self._streams.append(stream)
+        stream = Stream(log, screen, prefix, source)
         self._open_streams.register(source, selectors.EVENT_READ, stream)
-        return end
+        return stream, end
+
+    def feed(self, rank: int, stream: int, data: bytes) -> None:
+        """Pass on what a rank of another machine has written: to its standard output (1) or error (2).
+
+        Raises:
+            RunError: its log cannot be written.
+
+        """
+        self._streams[rank][stream - 1].take(data)
 
     def shows(self, rank: int) -> bool:
         """Whether what this rank prints comes to the screen."""
@@ -236,8 +260,9 @@ class Output:
 
         """
         self.drain(0.05)  # what was written to a pty arrives a moment later
-        for stream in self._streams:
-            stream.finish()
+        for pair in self._streams:
+            for stream in pair:
+                stream.finish()
 
     def say(self, lines: Iterable[str]) -> None:
         """Print lines of our own, on the launcher's stderr, each on a line of its own."""

@@ -8,15 +8,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from instep.errors import RunError
-from instep.launch.signals import ENDING
+from instep.launch.place import LOOPBACK, Place, rank_environment
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from instep.launch.machine import Machine
     from instep.launch.target import Target
 
-MASTER_ADDR = "127.0.0.1"  # all ranks are on this machine
 _RANKS_PER_CORE = 8
 _RANKS_ALWAYS = 64
 
@@ -33,6 +32,7 @@ class Request:
         grace: seconds that the ranks have to leave after a signal.
         guard: "kill", "warn" or "off": what is done about ranks that are out of step.
         suspect_s: how long a suspicion must stand where nothing proves it.
+        max_restarts: how often the ranks are started again after a failure.
 
     """
 
@@ -43,6 +43,53 @@ class Request:
     grace: float = 30.0
     guard: str = "kill"
     suspect_s: float = 8.0
+    max_restarts: int = 0
+
+
+@dataclass(frozen=True)
+class Site:
+    """A machine that takes part, as it was found.
+
+    Attributes:
+        host: as the user named it; what ssh is given.
+        machine: what it has.
+        slots: ranks that it is to run, where the user has said so for this machine.
+        address: where the others reach it.
+        interface: the network interface of that address, "" on one machine alone.
+
+    """
+
+    host: str
+    machine: Machine
+    slots: int | None = None
+    address: str = LOOPBACK
+    interface: str = ""
+
+
+@dataclass(frozen=True)
+class Node:
+    """A machine's part of the plan.
+
+    Attributes:
+        host: as the user named it.
+        name: its own name.
+        place: which ranks.
+        address: where the others reach it.
+        interface: the network interface of that address, "" on one machine alone.
+        threads: CPU threads of each rank.
+        threads_why: how they were chosen.
+        variables: set for the ranks of this machine before anything is imported.
+
+    """
+
+    host: str
+    name: str
+    place: Place
+    address: str
+    interface: str
+    threads: int
+    threads_why: str
+    variables: Mapping[str, str]
 
 
 @dataclass(frozen=True)
@@ -51,71 +98,125 @@ class Plan:
 
     Attributes:
         target: the program.
-        host: the machine.
-        world_size: number of ranks.
+        nodes: the machines, in the order of their ranks.
         why: one line on the number of ranks, where "auto" chose it.
         device: "cpu" or "cuda".
-        threads: CPU threads of each rank.
-        threads_why: how they were chosen.
         ports: the range that the master port is taken from.
-        variables: set for all ranks before anything is imported.
         show: "main" or "all".
         grace: seconds.
         guard: "kill", "warn" or "off".
         suspect_s: seconds.
+        max_restarts: how often the ranks are started again after a failure.
+        restart: how often they have been.
 
     """
 
     target: Target
-    host: str
-    world_size: int
+    nodes: tuple[Node, ...]
     why: str
     device: str
-    threads: int
-    threads_why: str
     ports: tuple[int, int]
-    variables: Mapping[str, str]
     show: str
     grace: float
     guard: str = "kill"
     suspect_s: float = 8.0
+    max_restarts: int = 0
+    restart: int = 0
+
+    @property
+    def host(self) -> str:
+        """The main rank's machine, by its own name."""
+        return self.nodes[0].name
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks."""
+        return self.nodes[0].place.world_size
+
+    @property
+    def master_addr(self) -> str:
+        """Where the ranks meet."""
+        return self.nodes[0].place.master_addr
+
+    @property
+    def threads(self) -> int:
+        """CPU threads of each rank of the main rank's machine."""
+        return self.nodes[0].threads
+
+    def node_of(self, rank: int) -> Node:
+        """The machine that runs the rank."""
+        return next(node for node in self.nodes if rank in node.place.ranks)
 
     def torchrun(self) -> str:
-        """The torchrun command that would start the same ranks."""
+        """The torchrun command that would start the same ranks on this machine."""
         words = ["torchrun", "--standalone", f"--nproc-per-node={self.world_size}", *self.target.words]
-        settings = [f"{name}={shlex.quote(value)}" for name, value in self.variables.items()]
+        settings = [f"{name}={shlex.quote(value)}" for name, value in self.nodes[0].variables.items()]
         return " ".join([*settings, shlex.join(words)])
 
     def environment(self, rank: int) -> dict[str, str]:
         """What the rank will find set, with words for what is known at the start only."""
-        own = rank_environment(rank, self.world_size, "PORT", "JOB", "RUN")
-        return {**self.variables, "INSTEP_RUN": "RUN", "INSTEP_JOB": "JOB", **own}
+        node = self.node_of(rank)
+        own = rank_environment(
+            rank, node.place, "PORT", "JOB", "RUN", restart=self.restart, max_restarts=self.max_restarts
+        )
+        return {**node.variables, "INSTEP_RUN": "RUN", "INSTEP_JOB": "JOB", **own}
 
     def as_json(self) -> dict[str, Any]:
         """The plan as plain values, for ``--dry-run --json``."""
         return {
             "script": self.target.name,
             "arguments": list(self.target.arguments),
-            "hosts": [self.host],
+            "hosts": [node.host for node in self.nodes],
             "world_size": self.world_size,
             "device": self.device,
             "threads": self.threads,
             "guard": self.guard,
-            "master_addr": MASTER_ADDR,
+            "master_addr": self.master_addr,
             "master_ports": list(self.ports),
-            "variables": dict(self.variables),
+            "variables": dict(self.nodes[0].variables),
             "environment": [self.environment(rank) for rank in range(self.world_size)],
             "torchrun": self.torchrun(),
         }
 
 
-def make_plan(request: Request, machine: Machine, environ: Mapping[str, str]) -> Plan:
+def make_plan(request: Request, sites: Sequence[Site], environ: Mapping[str, str]) -> Plan:
     """Decide everything that can be decided before a process is started.
 
+    Args:
+        request: what the user wants.
+        sites: the machines that take part, in the order of their ranks.
+        environ: of the launcher.
+
     Raises:
-        RunError: the request cannot be met on this machine.
+        RunError: the request cannot be met on these machines.
 
     """
+    _check(request)
+    device = _device(request.device, sites)
+    counts, why = _counts(request.nproc, device, sites)
+    for site, count in zip(sites, counts, strict=True):
+        if device == "cuda" and count > site.machine.gpus:
+            raise RunError(
+                f"{count} ranks need {count} GPUs; {site.host} has {site.machine.gpus}",
+                evidence=_mask(environ),
+                cure=f"start at most {site.machine.gpus}, or use the CPU:  instep run --nproc {count} --device cpu ...",
+            )
+    nodes = _nodes(request, sites, counts, environ)
+    return Plan(
+        target=request.target,
+        nodes=tuple(nodes),
+        why=why,
+        device=device,
+        ports=sites[0].machine.ports,
+        show=request.show,
+        grace=request.grace,
+        guard=request.guard,
+        suspect_s=request.suspect_s,
+        max_restarts=request.max_restarts,
+    )
+
+
+def _check(request: Request) -> None:
     if not (math.isfinite(request.grace) and request.grace >= 0):
         raise RunError(f"--grace {request.grace:g} is no time to wait", cure="give seconds, such as --grace 30")
     if not (math.isfinite(request.suspect_s) and request.suspect_s >= 1):
@@ -123,35 +224,45 @@ def make_plan(request: Request, machine: Machine, environ: Mapping[str, str]) ->
             f"--guard-suspect {request.suspect_s:g} is too short: a rank may well stand so long and be in step",
             cure="give 1 second or more, such as --guard-suspect 8; or only be told: --guard warn",
         )
-    device = _device(request.device, machine)
-    world_size, why = _world_size(request.nproc, device, machine)
-    if device == "cuda" and world_size > machine.gpus:
+    if request.max_restarts < 0:
         raise RunError(
-            f"{world_size} ranks need {world_size} GPUs; {machine.host} has {machine.gpus}",
-            evidence=_mask(environ),
-            cure=f"start at most {machine.gpus}, or use the CPU:  instep run --nproc {world_size} --device cpu ...",
+            f"--max-restarts {request.max_restarts} is no number of restarts", cure="give 0 or more: --max-restarts 3"
         )
-    threads, threads_why = _threads(world_size, machine, environ)
+
+
+def _nodes(request: Request, sites: Sequence[Site], counts: Sequence[int], environ: Mapping[str, str]) -> list[Node]:
+    """The machines' parts: consecutive ranks in the order of the list."""
+    world_size, first = sum(counts), 0
+    nodes = []
+    for number, (site, count) in enumerate(zip(sites, counts, strict=True)):
+        threads, threads_why = _threads(count, site.machine, environ)
+        nodes.append(
+            Node(
+                host=site.host,
+                name=site.machine.host,
+                place=Place(first, count, world_size, number, len(sites), sites[0].address),
+                address=site.address,
+                interface=site.interface,
+                threads=threads,
+                threads_why=threads_why,
+                variables=_variables(request, threads, site.interface, environ),
+            )
+        )
+        first += count
+    return nodes
+
+
+def _variables(request: Request, threads: int, interface: str, environ: Mapping[str, str]) -> dict[str, str]:
     variables = {"OMP_NUM_THREADS": str(threads)}
     if "TORCH_NCCL_ASYNC_ERROR_HANDLING" not in environ:
         variables["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "1"
     if request.device == "cpu":
         variables["CUDA_VISIBLE_DEVICES"] = ""
-    return Plan(
-        target=request.target,
-        host=machine.host,
-        world_size=world_size,
-        why=why,
-        device=device,
-        threads=threads,
-        threads_why=threads_why,
-        ports=machine.ports,
-        variables=variables,
-        show=request.show,
-        grace=request.grace,
-        guard=request.guard,
-        suspect_s=request.suspect_s,
-    )
+    if interface and "GLOO_SOCKET_IFNAME" not in environ:
+        variables["GLOO_SOCKET_IFNAME"] = interface
+    if interface and "NCCL_SOCKET_IFNAME" not in environ:
+        variables["NCCL_SOCKET_IFNAME"] = f"={interface}"  # "=": this name, not all that begin with it
+    return variables
 
 
 def _mask(environ: Mapping[str, str]) -> list[str]:
@@ -159,22 +270,39 @@ def _mask(environ: Mapping[str, str]) -> list[str]:
     return [f"CUDA_VISIBLE_DEVICES={mask}"] if mask is not None else []
 
 
-def _device(wanted: str, machine: Machine) -> str:
-    if wanted == "cuda" and not machine.gpus:
+def _device(wanted: str, sites: Sequence[Site]) -> str:
+    without = [site.host for site in sites if not site.machine.gpus]
+    if wanted == "cpu" or (wanted == "auto" and len(without) == len(sites)):
+        return "cpu"
+    if without and wanted == "cuda":
+        has = "has" if len(without) == 1 else "have"
         raise RunError(
-            f"--device cuda, but {machine.host} has no NVIDIA GPU that this process may use",
+            f"--device cuda, but {', '.join(without)} {has} no NVIDIA GPU that this process may use",
             cure="use the CPU:  --device cpu",
         )
-    if wanted == "auto":
-        return "cuda" if machine.gpus else "cpu"
-    return wanted
+    if without:
+        raise RunError(
+            "some machines have GPUs and some have none",
+            evidence=[f"{site.host}: {site.machine.gpus} GPUs" for site in sites],
+            cure="leave those without out of the list, or use the CPU everywhere:  --device cpu",
+        )
+    return "cuda"
 
 
-def _world_size(nproc: str, device: str, machine: Machine) -> tuple[int, str]:
+def _counts(nproc: str, device: str, sites: Sequence[Site]) -> tuple[list[int], str]:
+    """Ranks on each machine, and a line on it where "auto" chose."""
+    counts = [site.slots or _count(nproc, device, site) for site in sites]
+    if nproc != "auto" or all(site.slots for site in sites):
+        return counts, ""
+    if device == "cpu":
+        return counts, "--nproc auto: no GPU in use, so one rank" + (" on each machine" if len(sites) > 1 else "")
+    return counts, f"--nproc auto: one per GPU of {sites[0].host if len(sites) == 1 else 'each machine'}"
+
+
+def _count(nproc: str, device: str, site: Site) -> int:
+    machine = site.machine
     if nproc == "auto":
-        if device == "cuda":
-            return machine.gpus, f"--nproc auto: one per GPU of {machine.host}"
-        return 1, "--nproc auto: no GPU in use, so one rank"
+        return machine.gpus if device == "cuda" else 1
     try:
         ranks = int(nproc)
     except ValueError:
@@ -186,39 +314,16 @@ def _world_size(nproc: str, device: str, machine: Machine) -> tuple[int, str]:
     most = max(_RANKS_ALWAYS, _RANKS_PER_CORE * machine.cores, machine.gpus)
     if ranks > most:
         raise RunError(
-            f"--nproc {nproc} is more than {machine.host} can run",
+            f"--nproc {nproc} is more than {site.host} can run",
             evidence=[f"{machine.cores} CPU cores, {machine.gpus} GPUs"],
-            cure=f"at most --nproc {most} here",
+            cure=f"at most --nproc {most} there",
         )
-    return ranks, ""
+    return ranks
 
 
-def _threads(world_size: int, machine: Machine, environ: Mapping[str, str]) -> tuple[int, str]:
+def _threads(count: int, machine: Machine, environ: Mapping[str, str]) -> tuple[int, str]:
     given = environ.get("OMP_NUM_THREADS", "")
     if given.isdigit() and int(given) > 0:
         return int(given), "OMP_NUM_THREADS as you set it"
     cores = f"{machine.cores} core{'s' if machine.cores > 1 else ''}"
-    return max(1, machine.cores // world_size), f"{cores} / {world_size} rank{'s' if world_size > 1 else ''}"
-
-
-def rank_environment(rank: int, world_size: int, port: int | str, job: str, folder: str) -> dict[str, str]:
-    """What torchrun sets for a rank of a job on one machine, so that a script or library finds what it looks for."""
-    return {
-        "RANK": str(rank),
-        "LOCAL_RANK": str(rank),
-        "GROUP_RANK": "0",
-        "ROLE_RANK": str(rank),
-        "ROLE_NAME": "default",
-        "WORLD_SIZE": str(world_size),
-        "LOCAL_WORLD_SIZE": str(world_size),
-        "GROUP_WORLD_SIZE": "1",
-        "ROLE_WORLD_SIZE": str(world_size),
-        "MASTER_ADDR": MASTER_ADDR,
-        "MASTER_PORT": str(port),
-        "TORCHELASTIC_RESTART_COUNT": "0",
-        "TORCHELASTIC_MAX_RESTARTS": "0",
-        "TORCHELASTIC_RUN_ID": job,
-        "TORCHELASTIC_USE_AGENT_STORE": "False",
-        "TORCHELASTIC_SIGNALS_TO_HANDLE": ",".join(number.name for number in ENDING),
-        "TORCHELASTIC_ERROR_FILE": f"{folder}/log/rank-{rank}.error.json",
-    }
+    return max(1, machine.cores // count), f"{cores} / {count} rank{'s' if count > 1 else ''}"

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from instep import errors
-from instep.launch.plan import rank_environment
+from instep.launch.place import rank_environment
 
 if TYPE_CHECKING:
     from types import CodeType, TracebackType
@@ -90,14 +90,15 @@ def _become(job: Job, number: int) -> int:
         nothing = os.open(os.devnull, os.O_RDONLY)
         os.dup2(nothing, 0)
         os.close(nothing)
-    for stream, descriptor in enumerate(job.outputs[number], start=1):
+    for stream, descriptor in enumerate(job.outputs[number - job.place.first_rank], start=1):
         os.dup2(descriptor, stream)
     for pair in job.outputs:
         for descriptor in pair:
             os.close(descriptor)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(line_buffering=True)  # lines come to the screen when they are printed
-    os.environ.update(rank_environment(number, job.world_size, job.port, job.marker, job.folder))
+    restarts = {"restart": job.restart, "max_restarts": job.max_restarts}
+    os.environ.update(rank_environment(number, job.place, job.port, job.marker, job.folder, **restarts))
     faulthandler.enable()
     if "numpy.random.mtrand" in sys.modules:  # or every rank would draw the numbers of the fork server
         sys.modules["numpy.random.mtrand"].seed()

@@ -1,22 +1,26 @@
-"""The launcher's end of the fork server: start it, talk to it, be rid of it."""
+"""What stands between the launcher and the ranks: on this machine the fork server. Start it, talk to it, end it."""
 
 from __future__ import annotations
 
+import json
 import os
 import resource
+import select
 import socket
 import subprocess
 import sys
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from instep.launch import kin, zygote_path
-from instep.launch.job import Job, receive, send
+from instep.launch.failure import signal_name
+from instep.launch.job import LARGEST, Job, receive, send
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
+    from instep.launch.place import Place
     from instep.launch.target import Target
 
 _DESCRIPTORS_PER_RANK = 4
@@ -34,46 +38,110 @@ def raise_file_limit(world_size: int) -> int:
     return soft
 
 
+class Server(Protocol):
+    """One machine's ranks, as the supervisor sees them.
+
+    Attributes:
+        host: the machine's name.
+        ranks: those that are started there.
+
+    """
+
+    host: str
+    ranks: range
+
+    @property
+    def next_at(self) -> float | None:
+        """When :meth:`tick` has something to do, by the monotonic clock; None where only messages count."""
+
+    def descriptors(self) -> Sequence[int]:
+        """Readable when there is something to hear."""
+
+    def tick(self, now: float) -> None:
+        """Do what time asks for: show that we live, see whether the others do."""
+
+    def hear(self) -> Sequence[Mapping[str, Any]]:
+        """What has come, without waiting.
+
+        Each message has one key: started: {rank: pid} · ended: {rank, status, time} · report: fields of an Event ·
+        output: {rank, stream, data} · swept: [names] · lost: {status, why}, the last message of a server that is
+        there no more: its ranks are gone, or out of reach and will be within seconds. Times are of the launcher's
+        monotonic clock.
+        """
+
+    def signal(self, number: int, ranks: Sequence[int] | None = None) -> None:
+        """Send a signal to these ranks, or to all of this machine."""
+
+    def sweep(self, patience: float, kind: float) -> None:
+        """End whatever the ranks left behind, then the server itself: see :func:`instep.launch.kin.end_descendants`."""
+
+    def kill(self) -> None:
+        """End the server and all its ranks at once."""
+
+    def end(self) -> None:
+        """Wait for the server, which is leaving, and see that nothing has outlived it."""
+
+
 class ForkServer:
-    """The process that forks the ranks."""
+    """The process that forks the ranks of this machine."""
 
     def __init__(
         self,
         target: Target,
         *,
-        world_size: int,
+        host: str,
+        place: Place,
         port: int,
         marker: str,
         folder: Path,
         outputs: Sequence[tuple[int, int]],
         most_files: int,
         environ: Mapping[str, str],
+        restarts: tuple[int, int] = (0, 0),
+        reads_stdin: bool = True,
     ) -> None:
         """Start it; it imports torch from now on, then forks.
+
+        Args:
+            target: the program.
+            host: this machine's name.
+            place: which ranks.
+            port: where rank 0 listens.
+            marker: the job's name in the environment of all its processes.
+            folder: the run folder.
+            outputs: (stdout, stderr) descriptors of each rank.
+            most_files: see :class:`instep.launch.job.Job`.
+            environ: of the ranks.
+            restarts: how often the job has been started again, and how often it may be.
+            reads_stdin: whether rank 0 reads what is piped into this process.
 
         Raises:
             OSError: no process can be started.
 
         """
+        self.host, self.ranks = host, place.ranks
+        self._is_lost = False
         self.control, far_control = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.reports, far_reports = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
         job = Job(
             kind=target.kind,
             name=target.name,
             arguments=target.arguments,
-            world_size=world_size,
+            place=place,
             port=port,
             marker=marker,
             folder=str(folder),
             report=far_reports.fileno(),
             outputs=tuple(outputs),
             most_files=most_files,
+            restart=restarts[0],
+            max_restarts=restarts[1],
         )
         with far_control, far_reports:
             self.process = subprocess.Popen(
                 [sys.executable, zygote_path(), str(far_control.fileno()), *target.words],
                 # Rank 0 reads what is piped into `instep run`. A terminal stays ours: it belongs to one session.
-                stdin=subprocess.DEVNULL if _is_terminal(0) else None,
+                stdin=subprocess.DEVNULL if not reads_stdin or _is_terminal(0) else None,
                 stdout=2,
                 env=environ,
                 pass_fds=[far_control.fileno(), far_reports.fileno(), *(one for pair in outputs for one in pair)],
@@ -94,21 +162,50 @@ class ForkServer:
         with suppress(OSError):
             send(self.control, message)
 
-    def hear(self) -> dict[str, Any] | None:
-        """The next message, None where the server has gone."""
-        return receive(self.control)
+    next_at = None
 
-    def kill(self) -> int:
-        """Kill the server and all its descendants, which come to the launcher; returns its status (-N: signal N)."""
+    def descriptors(self) -> Sequence[int]:
+        """Readable when there is something to hear."""
+        return () if self._is_lost else (self.control.fileno(), self.reports.fileno())
+
+    def tick(self, now: float) -> None:
+        """It is a child: nothing has to be asked."""
+
+    def hear(self) -> list[dict[str, Any]]:
+        """What has come, without waiting; see :class:`Server`."""
+        found: list[dict[str, Any]] = []
+        while _is_readable(self.reports):
+            found.append({"report": json.loads(self.reports.recv(LARGEST))})
+        while not self._is_lost and _is_readable(self.control):
+            message = receive(self.control)
+            if message is None:
+                self._is_lost = True
+                self.end()
+                message = {"lost": {"status": self.process.returncode, "why": self._why()}}
+            found.append(message)
+        return found
+
+    def _why(self) -> str:
+        status = self.process.returncode
+        how = f"was killed by {signal_name(-status)}" if status < 0 else f"left with exit code {status}"
+        return f"the fork server on {self.host}, the parent of all ranks, {how}"
+
+    def kill(self) -> None:
+        """Kill the server and all its descendants, which come to the launcher."""
         with suppress(OSError):
             self.process.kill()
-        return self.end()
+        self.end()
 
-    def end(self) -> int:
+    def end(self) -> None:
         """Wait for the server, which is leaving, and end what has outlived it."""
-        status = self.process.wait()
+        self.process.wait()
         kin.end_descendants(0, 0)
-        return status
+
+
+def _is_readable(channel: socket.socket) -> bool:
+    poll = select.poll()  # select() refuses descriptors above 1023
+    poll.register(channel, select.POLLIN)
+    return bool(poll.poll(0))
 
 
 def _is_terminal(descriptor: int) -> bool:

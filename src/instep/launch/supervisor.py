@@ -1,33 +1,55 @@
-"""Watch the ranks of one job, from the first fork to the last sweep."""
+"""Watch the ranks of one job on all its machines, from the first fork to the last sweep."""
 
 from __future__ import annotations
 
-import json
 import selectors
 import signal
 import time
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from instep.errors import RunError
 from instep.launch.failure import Event, decide_at, event_of_end, event_of_report, first_failure
-from instep.launch.job import LARGEST
 from instep.launch.signals import ENDING
 from instep.runs import exit_code_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
     from instep.guard.watch import Found
     from instep.launch.guarding import Guarding
     from instep.launch.output import Output
-    from instep.launch.server import ForkServer
+    from instep.launch.server import Server
     from instep.launch.signals import Signals
 
 TERM_S = 2.5  # what the other ranks have between SIGTERM and SIGKILL when one has failed
 SAME_PRESS_S = 0.2  # `timeout` and some terminals send the same signal twice
 _GIVE_UP_S = 5.0  # a process that SIGKILL does not end waits inside the kernel; nobody can do more
+
+
+@dataclass(frozen=True)
+class Lost:
+    """A machine's server that is there no more.
+
+    Attributes:
+        host: the machine.
+        status: of the server, -N for signal N, None where nobody knows.
+        why: one line.
+        time: when it was noticed, by the monotonic clock.
+
+    """
+
+    host: str
+    status: int | None
+    why: str
+    time: float
+
+    @property
+    def exit_code(self) -> int:
+        """What the run ends with."""
+        return exit_code_of(self.status) if self.status else 1
 
 
 class Supervisor:
@@ -39,7 +61,8 @@ class Supervisor:
         failure: what failed first, where something did.
         verdict: why the ranks were ended, where they were out of step.
         signal: the signal by which somebody asked for the end, 0 for none.
-        server_status: of a fork server that ended before its ranks, -N for signal N.
+        lost: the first server that went before its ranks, where one did.
+        lost_hosts: the machines of all servers that did.
         error: why the launcher itself ended the ranks.
         leftovers: processes that outlived their rank and had to be ended.
 
@@ -47,12 +70,11 @@ class Supervisor:
 
     def __init__(
         self,
-        server: ForkServer,
+        servers: Sequence[Server],
         output: Output,
         signals: Signals,
         listener: Listener,
         *,
-        world_size: int,
         grace: float,
         guarding: Guarding | None = None,
     ) -> None:
@@ -61,26 +83,28 @@ class Supervisor:
         self.failure: Event | None = None
         self.verdict: Found | None = None
         self.signal = 0
-        self.server_status: int | None = None
+        self.lost: Lost | None = None
+        self.lost_hosts: list[str] = []
         self.error: RunError | None = None
         self.leftovers: list[str] = []
-        self._server = server
+        self._servers = list(servers)
         self._output = output
         self._grace = grace
         self._listener = listener
         self._guarding = guarding
-        self._alive = set(range(world_size))
+        self._alive = {rank for server in servers for rank in server.ranks}
         self._events: list[Event] = []
         self._signals = signals
         self._early: list[int] = []  # to be passed on to ranks that are not there yet
         self._signal_time = 0.0
         self._kill_at: float | None = None
         self._give_up_at: float | None = None
-        self._swept = False
+        self._unswept: set[str] = set()
         self._chores: list[Callable[[], bool]] = []
         self._selector = selectors.DefaultSelector()
-        self._selector.register(server.control, selectors.EVENT_READ, self._hear)
-        self._selector.register(server.reports, selectors.EVENT_READ, self._read_report)
+        for server in servers:
+            for descriptor in server.descriptors():
+                self._selector.register(descriptor, selectors.EVENT_READ, partial(self._hear, server))
         self._selector.register(output, selectors.EVENT_READ, self._pump)
         self._selector.register(signals, selectors.EVENT_READ, self._take_signals)
 
@@ -90,13 +114,12 @@ class Supervisor:
 
     def watch(self) -> None:
         """Return when every process of the job has gone."""
-        while self._alive and self.server_status is None and not self._given_up():
+        while self._alive and not self._given_up():
             self._wait(self._timeout())
             self._chores = [chore for chore in self._chores if not chore()]
             self._decide(time.monotonic())
             self._look()
-        if self.server_status is None:
-            self._sweep()
+        self._sweep()
         if self.error is None:
             self._guard(self._output.finish)
 
@@ -104,10 +127,17 @@ class Supervisor:
 
     def _wait(self, timeout: float | None) -> None:
         for key, _ in self._selector.select(timeout):
-            key.data()
+            if key.fd in self._selector.get_map():  # what was heard before may have ended this one
+                key.data()
+        now = time.monotonic()
+        for server in list(self._servers):
+            if server.next_at is not None and now >= server.next_at:
+                server.tick(now)
+                self._hear(server)
 
     def _timeout(self) -> float | None:
         marks = [mark for mark in (self._kill_at, self._give_up_at) if mark is not None]
+        marks += [server.next_at for server in self._servers if server.next_at is not None]
         if self._events and self.is_calm:
             marks.append(decide_at(self._events))
         elif self._guarding and self._guarding.is_watching and self.is_calm and self.pids:
@@ -120,7 +150,8 @@ class Supervisor:
     @property
     def is_calm(self) -> bool:
         """Nobody has been told to end."""
-        return self.failure is None and self.verdict is None and not self.signal and self.error is None
+        told = (self.failure, self.verdict, self.lost, self.error)
+        return not self.signal and all(one is None for one in told)
 
     def _pump(self) -> None:
         self._guard(self._output.pump)
@@ -135,23 +166,27 @@ class Supervisor:
                 self._selector.unregister(self._output)
             self._kill()
 
-    def _read_report(self) -> None:
-        report = json.loads(self._server.reports.recv(LARGEST))
-        self._events.append(event_of_report(report))
+    def _hear(self, server: Server) -> None:
+        for message in server.hear():
+            self._take(server, message)
 
-    def _hear(self) -> None:
-        message = self._server.hear()
-        if message is None:
-            self._lost_server()
-        elif "started" in message:
-            self.pids = {int(rank): pid for rank, pid in message["started"].items()}
+    def _take(self, server: Server, message: Mapping[str, Any]) -> None:
+        ((kind, told),) = message.items()
+        if kind == "started":
+            self.pids.update({int(rank): pid for rank, pid in told.items()})
             for number in self._early:
-                self._server.signal(number)
-        elif "ended" in message:
-            self._rank_ended(**message["ended"])
-        elif "swept" in message:
-            self.leftovers = message["swept"]
-            self._swept = True
+                server.signal(number)
+        elif kind == "output":
+            self._guard(partial(self._output.feed, **told))
+        elif kind == "report":
+            self._events.append(event_of_report(told))
+        elif kind == "ended":
+            self._rank_ended(**told)
+        elif kind == "swept":
+            self.leftovers += told
+            self._unswept.discard(server.host)
+        elif kind == "lost":
+            self._lose(server, **told)
 
     def _rank_ended(self, rank: int, status: int, time: float) -> None:
         self._alive.discard(rank)
@@ -162,13 +197,31 @@ class Supervisor:
         if event is not None:
             self._events.append(event)
 
-    def _lost_server(self) -> None:
-        """The fork server has gone; the kernel has killed its ranks, and their children have come to us."""
-        self._selector.unregister(self._server.control)
-        self.server_status = self._server.end()
-        for rank in self._alive:
+    def _lose(self, server: Server, status: int | None, why: str) -> None:
+        """A server has gone before its ranks, which are killed with it: the others cannot go on without them."""
+        self._servers.remove(server)
+        self._unswept.discard(server.host)
+        for key in [key for key in self._selector.get_map().values() if getattr(key.data, "args", ()) == (server,)]:
+            self._selector.unregister(key.fileobj)
+        gone = self._alive.intersection(server.ranks)
+        for rank in gone:
             self.exit_codes[rank] = exit_code_of(-signal.SIGKILL)
-        self._alive.clear()
+        self._alive -= gone
+        if not gone:
+            return
+        self.lost_hosts.append(server.host)
+        if self.is_calm:
+            now = time.monotonic()
+            self.lost = Lost(server.host, status, why, now)
+            self._listener.lost(self, self.lost, len(self._alive))
+            self._signal(signal.SIGTERM)
+            self._kill_at = now + TERM_S
+
+    def _signal(self, number: int, ranks: Sequence[int] | None = None) -> None:
+        for server in self._servers:
+            here = None if ranks is None else [rank for rank in ranks if rank in server.ranks]
+            if here is None or here:
+                server.signal(number, here)
 
     # What is done about it
 
@@ -198,7 +251,7 @@ class Supervisor:
         assert self._guarding is not None
         self._guarding.end(found, {rank: self.pids[rank] for rank in self._alive})
         for ranks in end_order(found.verdict.ranks, self._alive):
-            self._server.signal(signal.SIGTERM, ranks)
+            self._signal(signal.SIGTERM, ranks)
         self._kill_at = time.monotonic() + TERM_S
 
     def _fail(self, event: Event, now: float) -> None:
@@ -206,17 +259,19 @@ class Supervisor:
         self.failure = event
         others = sorted(self._alive - {event.rank for event in self._events})
         self._listener.failed(self, event, len(self._alive - {event.rank}))
-        self._server.signal(signal.SIGTERM, others)
+        self._signal(signal.SIGTERM, others)
         self._kill_at = now + TERM_S
 
     def _kill(self) -> None:
         """SIGKILL for all that are left."""
         self._kill_at = None
         self._give_up_at = time.monotonic() + _GIVE_UP_S
-        if self.pids:
-            self._server.signal(signal.SIGKILL)
-        elif self.server_status is None:  # still importing: there are no ranks, and it does not listen
-            self._server.process.kill()
+        for server in list(self._servers):
+            if self.pids.keys().isdisjoint(server.ranks):  # still importing: there are no ranks, and it does not listen
+                server.kill()
+                self._hear(server)
+            else:
+                server.signal(signal.SIGKILL)
 
     def _given_up(self) -> bool:
         return self._give_up_at is not None and time.monotonic() > self._give_up_at
@@ -225,14 +280,17 @@ class Supervisor:
         """End what the ranks left behind. A rank's helpers have a moment to see that it has gone."""
         calm = self.is_calm
         moment = 1.0 if calm else 0.2
-        self._server.sweep(moment, moment)
+        self._unswept = {server.host for server in self._servers}
+        for server in self._servers:
+            server.sweep(moment, moment)
         deadline = time.monotonic() + 2 * moment + 2 * _GIVE_UP_S
-        while not self._swept and self.server_status is None and time.monotonic() < deadline:
+        while self._unswept and time.monotonic() < deadline:
             self._wait(0.1)
-        if self._swept:
-            self._server.end()
-        elif self.server_status is None:
-            self._server.kill()
+        for server in self._servers:
+            if server.host in self._unswept:
+                server.kill()
+            else:
+                server.end()
         if not calm:
             self.leftovers = []  # the children of ranks that were made to leave
 
@@ -243,7 +301,7 @@ class Supervisor:
             elif number in ENDING:
                 self._asked_to_end(number)
             elif self.pids:
-                self._server.signal(number)
+                self._signal(number)
             else:
                 self._early.append(number)
 
@@ -252,14 +310,14 @@ class Supervisor:
         twice = self.signal and now - self._signal_time < SAME_PRESS_S
         if twice or not self._alive:
             return
-        again = bool(self.signal or self.failure or self.verdict)
+        again = bool(self.signal or self.failure or self.verdict or self.lost)
         if not again:
             self.signal, self._signal_time = number, now
         self._listener.asked_to_end(self, number, again=again)
         if again or not self.pids:
             self._kill()
         else:
-            self._server.signal(number)
+            self._signal(number)
             self._kill_at = now + self._grace
 
 
@@ -275,6 +333,9 @@ class Listener:
 
     def failed(self, job: Supervisor, event: Event, others: int) -> None:
         """A rank has failed, and the others will be ended."""
+
+    def lost(self, job: Supervisor, lost: Lost, others: int) -> None:
+        """A machine is out of reach or its server has gone, and the other ranks will be ended."""
 
     def asked_to_end(self, job: Supervisor, number: int, *, again: bool) -> None:
         """A signal has come, for the first time or again."""

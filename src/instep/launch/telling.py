@@ -43,8 +43,9 @@ class Teller:
 
     def start(self, plan: Plan, port: int, folder: Path) -> list[str]:
         """What is being started, and how the cores were divided."""
-        ranks = f"{plan.world_size} rank{'s' if plan.world_size > 1 else ''} on {plan.host}"
-        threads = f"{plan.threads} thread{'s' if plan.threads > 1 else ''} each ({plan.threads_why})"
+        where = plan.host if len(plan.nodes) == 1 else f"{len(plan.nodes)} machines"
+        ranks = f"{plan.world_size} rank{'s' if plan.world_size > 1 else ''} on {where}"
+        threads = f"{plan.threads} thread{'s' if plan.threads > 1 else ''} each ({plan.nodes[0].threads_why})"
         facts = f"{ranks} · {'CPU' if plan.device == 'cpu' else 'GPU'} · {threads} · port {port} · {near(folder)}"
         lines = [self._paint(f"instep: {facts}", _DIM)]
         if plan.why:
@@ -56,6 +57,13 @@ class Teller:
         lines = [self._paint(f"✗ {headline(event, host, memory=memory)}", _RED)]
         lines += [f"  {line}" for line in detail]
         lines.append(f"  its output: {near(log)}")
+        if others:
+            lines.append(f"  ending the other {f'{others} ranks' if others > 1 else 'rank'}")
+        return lines
+
+    def lost(self, why: str, *, others: int) -> list[str]:
+        """A machine is out of reach, or what stood between us and its ranks has gone."""
+        lines = [self._paint(f"✗ {why}", _RED)]
         if others:
             lines.append(f"  ending the other {f'{others} ranks' if others > 1 else 'rank'}")
         return lines
@@ -103,7 +111,7 @@ def plan_lines(plan: Plan, runs: Path) -> list[str]:
         f"run         {' '.join(plan.target.words)}",
         f"ranks       {plan.world_size} on {plan.host}" + (f" ({plan.why})" if plan.why else ""),
         f"device      {plan.device}",
-        f"threads     {plan.threads} each: {plan.threads_why}",
+        f"threads     {plan.threads} each: {plan.nodes[0].threads_why}",
         f"port        a free one from {first} to {last}, kept for this run from before its first rank starts",
         f"run folder  in {near(runs)}",
         f"signals     passed on to the ranks, which have {plan.grace:g} s to leave",

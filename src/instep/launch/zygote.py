@@ -68,7 +68,7 @@ def _serve(control: socket.socket, job: Job) -> int:
     signal.pthread_sigmask(signal.SIG_BLOCK, (*ENDING, *PASSED_ON))
     server = os.getpid()
     ranks: dict[int, int] = {}
-    for number in range(job.world_size):
+    for number in job.place.ranks:
         pid = os.fork()
         if not pid:
             signal.set_wakeup_fd(-1)

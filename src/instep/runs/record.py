@@ -36,6 +36,9 @@ class RunRecord:
         master: address and port where the ranks meet.
         job: the marker in the environment of all its processes (INSTEP_JOB).
         pid: the launcher.
+        via: what started the ranks: local, ssh, mpirun or slurm.
+        restarts: how often the ranks were started again after a failure.
+        slurm_job: the number of the Slurm job, None without one.
         versions: of python, torch (None where it is not installed) and instep.
         git: see :class:`instep.runs.git.GitFacts`; None outside a repository.
         start: when, with the offset from UTC.
@@ -60,6 +63,9 @@ class RunRecord:
     master: str
     job: str
     pid: int
+    via: str = "local"
+    restarts: int = 0
+    slurm_job: str | None = None
     versions: dict[str, str | None] = field(default_factory=dict)
     git: dict[str, Any] | None = None
     start: str = field(default_factory=now)
