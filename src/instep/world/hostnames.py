@@ -54,7 +54,9 @@ class Said:
         """The error, with the line as evidence and the right and the wrong form as its cure."""
         lines = [("right: ", right), *([("wrong: ", short(wrong.strip()))] if wrong else [])]
         cure = "\n".join(word + text.replace("\n", "\n" + " " * len(word)) for word, text in lines)
-        return RunError(short(what, 2 * _SHOWN), evidence=[str(self)], cure=cure)
+        if len(what) > 2 * _SHOWN:  # the reason stands at the end
+            what = f"{what[:_SHOWN]}...{what[-_SHOWN:]}"
+        return RunError(what, evidence=[str(self)], cure=cure)
 
     def unknown(self, key: str, known: Sequence[str], why: str = "") -> RunError:
         """The error of a key that nobody reads here."""
@@ -63,10 +65,10 @@ class Said:
         )
 
 
-def short(text: str, most: int = _SHOWN) -> str:
+def short(text: str) -> str:
     """The text on a terminal: one line, cut off, and what would not be seen written as its escape."""
-    shown = "".join(c if c.isprintable() else repr(c)[1:-1] for c in text[:most].replace("\t", " "))
-    return shown + ("..." if len(text) > most else "")
+    shown = "".join(c if c.isprintable() else repr(c)[1:-1] for c in text[:_SHOWN].replace("\t", " "))
+    return shown + ("..." if len(text) > _SHOWN else "")
 
 
 # ---- one item: a name or a node set, and its slots
@@ -169,8 +171,8 @@ def _write_out(match: re.Match[str]) -> str:
 
     try:
         return ",".join(RangeSet(match[0]).striter())
-    except RangeSetException:
-        raise ValueError(f"{match[0]!r} is no range that runs upwards in steps of at least 1") from None
+    except RangeSetException as error:
+        raise ValueError(f"ClusterShell says: {error}") from None
 
 
 def _group(text: str, said: Said) -> list[str]:
