@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from instep.guard.locate import left_at
+from instep.guard.locate import Locator
 from instep.guard.records import Frame
-from instep.guard.syntax import Sources
+from instep.guard.sources import Sources
 from instep.guard.verdict import judge
 from tests.guard.building import World
 
@@ -142,26 +142,29 @@ def evaluate(data):
     ("text", "line"),
     [
         (SOURCE, 4),
-        (None, 6),  # without the source all that is known is where they are
-        ("def main(:\n", 6),
-        ("x = 1\n", 6),
+        (None, 5),  # without the source all that is known is where they are
+        ("def main(:\n", 5),
+        ("x = 1\n", 5),
     ],
 )
 def test_where_two_stacks_part(text: str | None, line: int) -> None:
     outer = Frame(FILE, 5, "main", True)
-    found, values = left_at(at(6), (*at(10, "evaluate"), outer), lambda _: text, before=at(6))
-    assert found is not None
+    parting = Locator(lambda _: text, {}).part(at(6), at(6), (*at(10, "evaluate"), outer), (), ())
+    assert parting is not None
+    found = parting.left_at
+    assert found.line == line
     if text == SOURCE:
-        assert (found.line, found.function, found.source) == (line, "main", "if rank == 0:")
+        assert (found.function, found.source) == ("main", "if rank == 0:")
     else:
         assert "no branch between them was found" in found.why
-    assert values == {}
+    assert parting.values == {}
 
 
 def test_nothing_in_common() -> None:
     other = Frame("/home/user/other.py", 3, "work", True)
-    assert left_at(at(6), (LIBRARY, other), lambda _: SOURCE) == (None, {})
-    assert left_at((), (), lambda _: SOURCE) == (None, {})
+    locator = Locator(lambda _: SOURCE, {})
+    assert locator.part(None, at(6), (LIBRARY, other), (), ()) is None
+    assert locator.part(None, (), (), (), ()) is None
 
 
 def test_functions_of_one_name_are_told_apart_by_their_lines() -> None:

@@ -7,7 +7,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from instep.guard.syntax import Step
+from instep.guard.flow import Step
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

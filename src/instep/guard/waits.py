@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING
 from instep.guard.alignment import own, site
 from instep.guard.conditions import UNKNOWN, evaluate
 from instep.guard.records import Frame, Op
-from instep.guard.syntax import Sources, called, calls, head
+from instep.guard.syntax import called, calls, head
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from instep.guard.alignment import Key, State
+    from instep.guard.sources import Sources
 
 _STILL_S = 0.25  # a rank that stands for less has only just come
 _BUSY = 0.2  # share of a core
