@@ -7,7 +7,7 @@ import sys
 import typer
 
 from instep import __version__
-from instep.cli import run, why, world
+from instep.cli import run, sandbox, why, world
 from instep.errors import InstepError, show
 
 app = typer.Typer(
@@ -21,6 +21,7 @@ app = typer.Typer(
 )
 # One line per verb. A verb imports what it needs when it is used.
 app.command("run", context_settings=run.SETTINGS, options_metavar=run.USAGE)(run.run_command)
+app.add_typer(sandbox.app, name="sandbox")
 app.command("why")(why.why_command)
 app.command("world")(world.world_command)
 
