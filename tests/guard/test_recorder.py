@@ -237,17 +237,23 @@ def test_a_swallowed_exception_is_seen_while_it_is_handled(tmp_path: Path) -> No
 def test_a_question_is_answered_by_a_busy_rank(tmp_path: Path) -> None:
     def work(folder: Path) -> Any:
         in_rank(folder)
-        before = time.monotonic()
+        unasked = busy(folder, 0.5)  # two looks of the recorder's
+        asked_s = time.monotonic()
         storage.ask(folder)
+        return unasked, asked_s, busy(folder, LIMIT_S)
 
-        def answered() -> Any:
-            sum(range(10_000))
-            found = snapshot_of(folder, 0)
-            return found and found.beat.time_s > before
+    def busy(folder: Path, limit_s: float) -> Any:
+        """Work until there is a snapshot."""
+        end = time.monotonic() + limit_s
+        while not (found := snapshot_of(folder, 0)) and time.monotonic() < end:
+            sum(range(100_000))
+        return found
 
-        until(answered)
-
-    run_ranks(work, 1, tmp_path, join=None)
+    ((unasked, asked_s, answer),) = run_ranks(work, 1, tmp_path, join=None)
+    assert unasked is None
+    assert answer.beat.time_s > asked_s
+    assert answer.beat.still_s < 0.3
+    assert "busy" in functions(answer.stack)
 
 
 def test_who_leaves_tells_how(tmp_path: Path) -> None:

@@ -98,12 +98,15 @@ def test_a_reader_that_leaves_does_not_end_training() -> None:
     assert "Error" not in errors
 
 
-@pytest.mark.parametrize("closed", [True, False])
-def test_standard_output_that_is_closed_or_none(closed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("standard_output", ["open", "closed", "none"])
+def test_standard_output_that_is_closed_or_none(standard_output: str, monkeypatch: pytest.MonkeyPatch) -> None:
     stream = io.StringIO()
-    stream.close()
-    monkeypatch.setattr(sys, "stdout", stream if closed else None)
-    trainer(log_every=1, epochs=1, progress=True).fit()
+    if standard_output == "closed":
+        stream.close()
+    monkeypatch.setattr(sys, "stdout", None if standard_output == "none" else stream)
+    assert trainer(log_every=1, epochs=1, progress=True).fit().step == 4
+    if standard_output == "open":  # what the others could not print
+        assert stream.getvalue().count("epoch  1/1   step") == 4
 
 
 def test_figures_for_people() -> None:
