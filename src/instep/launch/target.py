@@ -5,6 +5,7 @@ Looked at in the launcher, so that a mistake is one error instead of one per ran
 
 from __future__ import annotations
 
+import errno
 import sys
 import warnings
 import zipimport
@@ -135,13 +136,38 @@ def _pointed(error: SyntaxError) -> list[str]:
     return [bare, " " * max(0, error.offset - 1 - (len(line) - len(bare))) + "^"]
 
 
-def _check_module(name: str) -> None:
+def source_of(target: Target, folder: Path) -> Path:
+    """The file that starting the target in this folder would run first.
+
+    Raises:
+        FileNotFoundError: there is none.
+
+    """
+    if target.kind == "module":
+        spec = _find_main(target.name, folder)
+        if spec is None or not spec.origin:
+            raise FileNotFoundError(errno.ENOENT, "no such module", target.name)
+        return Path(spec.origin)
+    path = folder / target.name
+    if target.kind == "folder" and path.is_dir():
+        path /= "__main__.py"
+    if not path.is_file():
+        raise FileNotFoundError(errno.ENOENT, "missing", str(path))
+    return path
+
+
+def _find_main(name: str, folder: Path) -> ModuleSpec | None:
     """Find the module's file as ``python -m`` would, but without importing its parent packages."""
-    spec = _find_spec(name)
+    spec = _find_spec(name, folder)
     if spec is not None and spec.submodule_search_locations is not None:
-        name += ".__main__"
-        spec = _find_spec(name)
+        return _find_spec(f"{name}.__main__", folder)
+    return spec
+
+
+def _check_module(name: str) -> None:
+    spec = _find_main(name, Path.cwd())
     if spec is None:
+        name += ".__main__" if _find_spec(name, Path.cwd()) else ""
         raise RunError(
             f"no module named {name}",
             evidence=[f"looked in {Path.cwd()} and in the packages of {sys.executable}"],
@@ -151,11 +177,11 @@ def _check_module(name: str) -> None:
         _check_source(Path(spec.origin))
 
 
-def _find_spec(name: str) -> ModuleSpec | None:
+def _find_spec(name: str, folder: Path) -> ModuleSpec | None:
     if not all(part.isidentifier() for part in name.split(".")):
         return None
     # As in a rank: the working folder takes the place of the folder of the `instep` command.
-    path: Sequence[str] = [str(Path.cwd()), *sys.path[1:]]
+    path: Sequence[str] = [str(folder), *sys.path[1:]]
     spec: ModuleSpec | None = None
     parents = ""
     for part in name.split("."):
