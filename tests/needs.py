@@ -13,15 +13,22 @@ import pytest
 
 # The tool -> the Debian package that brings it. `python -m tests.needs` prints the packages that are missing.
 TOOLS = {
+    "debootstrap": "debootstrap",
     "ip": "iproute2",
     "mpiexec.mpich": "mpich",
     "mpirun.openmpi": "openmpi-bin",
     "munged": "munge",
+    "nft": "nftables",
     "nsenter": "util-linux",
+    "rsync": "rsync",
     "scontrol": "slurm-client",
     "slurmctld": "slurmctld",
     "slurmd": "slurmd",
+    "ssh": "openssh-client",
+    "systemd-nspawn": "systemd-container",
+    "tc": "iproute2",
 }
+SANDBOX = ("debootstrap", "ip", "nft", "nsenter", "ssh", "systemd-nspawn", "tc")
 # A library that is loaded by name: srun --mpi=pmix.
 LIBRARIES = {"libpmix.so": "libpmix-dev"}
 NAMESPACES = [
@@ -68,6 +75,12 @@ def need_namespaces() -> None:
     need_tool("unshare", "nsenter", "ip")
     if error := _namespaces():
         _lack(f"this machine does not let root make namespaces: {error}")
+
+
+def need_sandbox() -> None:
+    """The test runs only where `instep sandbox` can make machines."""
+    need_namespaces()
+    need_tool(*SANDBOX)
 
 
 @functools.cache
