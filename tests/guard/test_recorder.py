@@ -401,6 +401,17 @@ def test_a_crash_leaves_its_stack(tmp_path: Path, program: Start) -> None:
     assert "Aborted" in storage.read_fatal(tmp_path, 0)
 
 
+def test_signals_are_the_programs(tmp_path: Path, program: Start) -> None:
+    """A program that blocks a signal can fetch it later: the kernel gives it to no thread of the recorder's instead."""
+    block = "import signal\nsignal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])\n" + READY
+    wait = "while not (folder / 'sent').exists():\n    time.sleep(0.02)\n"
+    process = program(block + wait + "print(signal.sigtimedwait([signal.SIGUSR1], 20).si_signo)\n")
+    process.send_signal(signal.SIGUSR1)
+    (tmp_path / "sent").touch()
+    output, _ = process.communicate(timeout=30)
+    assert (process.returncode, output.decode().split()) == (0, [str(int(signal.SIGUSR1))])
+
+
 def test_a_forked_child_is_not_the_rank(tmp_path: Path, program: Start) -> None:
     body = """
 import faulthandler, threading

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import faulthandler
 import os
+import signal
 import sys
 import threading
 import time
@@ -29,6 +30,9 @@ EVERY_S = 0.2
 _STILL_S = 0.4  # so long a rank has to stand still before it writes a snapshot by itself
 _SHARE = 100  # a snapshot made unasked waits until this many times its own duration have passed
 _FACTS_AT_S = (1.0, 10.0)  # seconds after the first group was there; then every `facts_every_s`
+
+_FAULTS = {signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT}
+_HEARD = {storage.STACKS_SIGNAL, *_FAULTS}  # by the recorder's thread: no others
 
 _current: list[Recorder] = []  # this process's recorder, if it has one
 
@@ -118,7 +122,11 @@ class Recorder:
         aborts.hold(fatal)
         self._facts.watch_optimizers()
         self._beat()
-        self._thread.start()
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals() - _HEARD)
+        try:
+            self._thread.start()  # with this mask: a program may wait for its signals in sigwait(), and get them all
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     def _run(self) -> None:
         while not self._end.wait(self._every_s):
