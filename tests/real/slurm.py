@@ -26,7 +26,7 @@ ClusterName=instep-test
 SlurmctldHost={head}({head_addr})
 SlurmUser=root
 AuthType=auth/munge
-AuthInfo=socket={dir}/munge.socket
+AuthInfo=socket={dir}/munge.socket,cred_expire={requeue_s}
 StateSaveLocation={dir}/state
 SlurmdSpoolDir={dir}/%n
 TmpFS={dir}/%n
@@ -76,33 +76,37 @@ class Cluster:
 
 
 @contextmanager
-def cluster(names: Sequence[str] = ("n1", "n2"), *, cpus: int = 4, extra: str = "") -> Iterator[Cluster]:
+def cluster(
+    names: Sequence[str] = ("n1", "n2"), *, cpus: int = 4, extra: str = "", requeue_s: int = 120
+) -> Iterator[Cluster]:
     """A cluster that takes jobs; its daemons and machines are gone at the end.
 
     Args:
         names: the compute nodes.
         cpus: what each node has to give, whatever this machine has.
         extra: more lines for ``slurm.conf``.
+        requeue_s: after how many seconds a requeued job may start again: the life of a credential.
 
     """
     folder = Path(tempfile.mkdtemp(prefix="instep-slurm-"))
     try:
         with hosts(["head", *names]) as (head, *nodes):
             made = Cluster(head, tuple(nodes), folder)
-            _configure(made, cpus, extra)
+            _configure(made, cpus, extra, requeue_s)
             _start(made)
             yield made
     finally:
         shutil.rmtree(folder)
 
 
-def _configure(made: Cluster, cpus: int, extra: str) -> None:
+def _configure(made: Cluster, cpus: int, extra: str, requeue_s: int) -> None:
     folder = made.dir
     folder.chmod(0o755)
     for name in ["state", *(node.name for node in made.nodes)]:
         (folder / name).mkdir()
     nodes = "\n".join(NODE.format(name=node.name, addr=node.addr, cpus=cpus) for node in made.nodes)
-    text = CONFIG.format(head=made.head.name, head_addr=made.head.addr, dir=folder, nodes=nodes, extra=extra)
+    places = {"head": made.head.name, "head_addr": made.head.addr, "dir": folder}
+    text = CONFIG.format(**places, nodes=nodes, extra=extra, requeue_s=requeue_s)
     (folder / "slurm.conf").write_text(text)
     # Without systemd a namespace has no cgroup tree of its own; v1's start touches nothing.
     (folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")
@@ -120,8 +124,8 @@ def _start(made: Cluster) -> None:
         _daemon(node, ["slurmd", "-N", node.name, "-f", folder / "slurm.conf"], folder)
     deadline = time.monotonic() + 30
     while True:
-        states = made.run(["sinfo", "--noheader", "--Node", "-o", "%T"], limit_s=20)
-        if states.out.split() == ["idle"] * len(made.nodes):
+        states = made.run(["sinfo", "--noheader", "--Node", "-o", "%N %T"], limit_s=20)  # one line in each partition
+        if {*states.out.splitlines()} == {f"{node.name} idle" for node in made.nodes}:
             return
         assert time.monotonic() < deadline, f"the nodes did not come up\n{states}\n{made.logs()}"
         time.sleep(0.1)
