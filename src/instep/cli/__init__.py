@@ -7,7 +7,7 @@ import sys
 import typer
 
 from instep import __version__
-from instep.cli import run, sandbox, why, world
+from instep.cli import logs, ps, run, sandbox, stop, why, world
 from instep.errors import InstepError, show
 
 app = typer.Typer(
@@ -22,6 +22,9 @@ app = typer.Typer(
 # One line per verb. A verb imports what it needs when it is used.
 app.command("run", context_settings=run.SETTINGS, options_metavar=run.USAGE)(run.run_command)
 app.add_typer(sandbox.app, name="sandbox")
+app.command("ps")(ps.ps_command)
+app.command("logs")(logs.logs_command)
+app.command("stop")(stop.stop_command)
 app.command("why")(why.why_command)
 app.command("world")(world.world_command)
 

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
+from instep.runs.launcher import this_launcher
 from instep.runs.outcome import Outcome
 
 if TYPE_CHECKING:
@@ -36,6 +37,8 @@ class RunRecord:
         master: address and port where the ranks meet.
         job: the marker in the environment of all its processes (INSTEP_JOB).
         pid: the launcher.
+        launcher: the rest that is needed to know it again: see :func:`instep.runs.launcher.this_launcher`.
+        ssh_config: the file that ssh was given for the machines; None for the user's own.
         via: what started the ranks: local, ssh, mpirun or slurm.
         restarts: how often the ranks were started again after a failure.
         slurm_job: the number of the Slurm job, None without one.
@@ -63,6 +66,8 @@ class RunRecord:
     master: str
     job: str
     pid: int
+    launcher: dict[str, Any] = field(default_factory=this_launcher)
+    ssh_config: str | None = None
     via: str = "local"
     restarts: int = 0
     slurm_job: str | None = None
@@ -79,6 +84,10 @@ class RunRecord:
     def as_json(self) -> dict[str, Any]:
         """All fields as plain values."""
         return {**asdict(self), "outcome": self.outcome.value}
+
+    def take_over(self) -> None:
+        """From now on this process is the launcher."""
+        self.pid, self.launcher = os.getpid(), this_launcher()
 
     def write(self, folder: Path) -> None:
         """Write ``run.json`` whole or not at all: a reader never meets half of it.

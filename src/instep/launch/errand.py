@@ -1,0 +1,127 @@
+"""What ``instep ps`` and ``instep stop`` do on other machines: ``PYTHON -m instep.launch.errand`` there, over ssh.
+
+The errand is read from standard input as JSON, and its answer is one marked line of standard output, so that what a
+login shell prints besides does no harm. Standard library only.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import shlex
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from instep.launch.ending import end_here
+from instep.launch.sightings import look, processes
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+_MARK = "instep-errand "
+_AT_ONCE = 64  # ssh clients
+_CONNECT_S = 10.0  # of an errand that takes long
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a machine said.
+
+    Attributes:
+        host: as the user named it.
+        values: its answer; empty where it gave none.
+        why: why it gave none, in one line.
+
+    """
+
+    host: str
+    values: dict[str, Any] = field(default_factory=dict)
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class Way:
+    """How other machines are reached.
+
+    Attributes:
+        ssh_config: what ``ssh -F`` is given; None for the user's own configuration.
+        python: the interpreter there.
+
+    """
+
+    ssh_config: Path | None = None
+    python: str = sys.executable
+
+    def argv(self, host: str, seconds: float) -> list[str]:
+        """The command that runs an errand there."""
+        options = ["-o", "BatchMode=yes", "-o", f"ConnectTimeout={max(1, math.ceil(seconds))}"]
+        options += ["-o", "ServerAliveInterval=2", "-o", "ServerAliveCountMax=3", "-o", "ForwardX11=no"]
+        given = ["-F", str(self.ssh_config)] if self.ssh_config else []
+        return ["ssh", *given, *options, "--", host, f"exec {shlex.quote(self.python)} -m instep.launch.errand"]
+
+
+def send(errand: Mapping[str, Any], hosts: Sequence[str], way: Way, seconds: float) -> list[Answer]:
+    """Have all these machines do it, at the same time.
+
+    Args:
+        errand: see :func:`main`.
+        hosts: what ssh is given.
+        way: how they are reached.
+        seconds: how long each may take at most.
+
+    """
+    if not hosts:
+        return []
+    with ThreadPoolExecutor(min(len(hosts), _AT_ONCE)) as pool:
+        return list(pool.map(lambda host: _ask(errand, host, way, seconds), hosts))
+
+
+def _ask(errand: Mapping[str, Any], host: str, way: Way, seconds: float) -> Answer:
+    try:
+        done = subprocess.run(
+            way.argv(host, min(seconds, _CONNECT_S)),
+            input=json.dumps(errand) + "\n",
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=seconds,
+            check=False,
+            start_new_session=True,  # a terminal's Ctrl-C is for us; and ssh asks nobody for a password
+        )
+    except subprocess.TimeoutExpired:
+        return Answer(host, why=f"no answer within {seconds:g} s")
+    except OSError as error:
+        return Answer(host, why=f"ssh cannot be started: {error.strerror}")
+    for line in reversed(done.stdout.splitlines()):
+        if line.startswith(_MARK):
+            return Answer(host, values=json.loads(line[len(_MARK) :]))
+    words = [line.strip() for line in done.stderr.splitlines() if line.strip()]
+    return Answer(host, why=words[-1] if words else f"{way.python} there said nothing (exit code {done.returncode})")
+
+
+def run(errand: Mapping[str, Any]) -> dict[str, Any]:
+    """Do it here.
+
+    Args:
+        errand: {"do": "look"}, {"do": "list", "job"} or {"do": "end", "job", "record", "grace"}.
+
+    """
+    if errand["do"] == "look":
+        return {"sightings": [one.as_json() for one in look()]}
+    if errand["do"] == "list":
+        return {"processes": [one.name for one in processes(errand["job"])]}
+    return {"ended": end_here(errand["job"], errand["record"], errand["grace"]).as_json()}
+
+
+def main() -> None:
+    """Read the errand, do it, answer."""
+    answer = run(json.loads(sys.stdin.readline()))
+    print(_MARK + json.dumps(answer), flush=True)
+
+
+if __name__ == "__main__":
+    main()
