@@ -91,12 +91,13 @@ def _start(plan: Plan, runs: Path, name: str | None, as_json: bool) -> int:
 
 
 def _dry(plan: Plan, runs: Path, as_json: bool) -> int:
-    if as_json:
-        _print_json({**plan.as_json(), "runs": str(runs.absolute())})
-    else:
-        from instep.launch.telling import plan_lines
+    from instep.launch import render
 
-        print("\n".join(plan_lines(plan, runs)))
+    ways = render.ways(render.Setup(plan, sys.executable, str(Path.cwd()), 0, os.environ))
+    if as_json:
+        _print_json({**plan.as_json(), "runs": str(runs.absolute()), "commands": render.as_json(ways)})
+    else:
+        print("\n".join([*render.plan_lines(plan, runs), *render.text(ways)]))
     return 0
 
 

@@ -91,6 +91,18 @@ class Node:
     threads_why: str
     variables: Mapping[str, str]
 
+    def as_json(self) -> dict[str, Any]:
+        """The machine's part as plain values."""
+        return {
+            "host": self.host,
+            "name": self.name,
+            "ranks": list(self.place.ranks),
+            "address": self.address,
+            "interface": self.interface,
+            "threads": self.threads,
+            "variables": dict(self.variables),
+        }
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -163,6 +175,7 @@ class Plan:
 
     def as_json(self) -> dict[str, Any]:
         """The plan as plain values, for ``--dry-run --json``."""
+        alone = {"torchrun": self.torchrun()} if len(self.nodes) == 1 else {}
         return {
             "script": self.target.name,
             "arguments": list(self.target.arguments),
@@ -175,7 +188,8 @@ class Plan:
             "master_ports": list(self.ports),
             "variables": dict(self.nodes[0].variables),
             "environment": [self.environment(rank) for rank in range(self.world_size)],
-            "torchrun": self.torchrun(),
+            "nodes": [node.as_json() for node in self.nodes],
+            **alone,
         }
 
 

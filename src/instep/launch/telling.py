@@ -104,24 +104,6 @@ class Teller:
         return [f"{self._paint(f'{mark} {outcome.value}', colour)}{hint} · {seconds:.1f} s{more} · {near(folder)}"]
 
 
-def plan_lines(plan: Plan, runs: Path) -> list[str]:
-    """A plan for reading: ``--dry-run``."""
-    first, last = plan.ports
-    lines = [
-        f"run         {' '.join(plan.target.words)}",
-        f"ranks       {plan.world_size} on {plan.host}" + (f" ({plan.why})" if plan.why else ""),
-        f"device      {plan.device}",
-        f"threads     {plan.threads} each: {plan.nodes[0].threads_why}",
-        f"port        a free one from {first} to {last}, kept for this run from before its first rank starts",
-        f"run folder  in {near(runs)}",
-        f"signals     passed on to the ranks, which have {plan.grace:g} s to leave",
-        "",
-    ]
-    for rank in range(plan.world_size):
-        lines += [f"rank {rank}", *(f"  {name}={value}" for name, value in plan.environment(rank).items())]
-    return [*lines, "", "torchrun would do the same by:", f"  {plan.torchrun()}"]
-
-
 def near(path: Path) -> str:
     """The path relative to the working folder where it lies below, else whole."""
     whole = os.path.abspath(path)  # noqa: PTH100  # resolve() would follow the user's symbolic links
