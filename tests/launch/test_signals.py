@@ -122,6 +122,7 @@ def test_a_signal_during_the_import_of_torch(torch_place: Place) -> None:
     torch_place.write("train.py", "raise SystemExit(9)\n")
     with torch_place.started("--nproc", 2, "train.py") as run:
         while not torch_place.runs or not (torch_place.runs[0] / "run.json").exists():
+            assert run.process.poll() is None, run.err
             time.sleep(0.01)
         time.sleep(0.1)
         run.signal(signal.SIGINT)
