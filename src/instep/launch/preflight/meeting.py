@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import errno
 import ipaddress
+import queue
 import socket
 import threading
 import time
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 PATIENCE_S = 2.0  # for one address; all are tried at once
+_MOMENT_S = 0.3  # what a machine's other addresses have, once one has answered
 _ALL_PAIRS = 32  # machines; from here on not every one tries every other
 
 
@@ -123,27 +125,39 @@ def reach(peers: Sequence[Mapping[str, Any]], *, patience_s: float = PATIENCE_S)
         the other was reached on}, or {why: a reason} where that machine did not answer.
 
     """
-    found: dict[str, dict[str, Any]] = {peer["host"]: {} for peer in peers}
     names = {address: name for name, address, _ in interfaces()}
+    found: queue.SimpleQueue[tuple[str, str, dict[str, str]]] = queue.SimpleQueue()
 
     def attempt(peer: Mapping[str, Any], address: str) -> None:
-        found[peer["host"]][address] = _try(address, peer["port"], peer["token"], names, patience_s)
+        found.put((peer["host"], address, _try(address, peer["port"], peer["token"], names, patience_s)))
 
-    tasks = [
-        threading.Thread(target=attempt, args=(peer, address), daemon=True)
-        for peer in peers
-        for address in peer["addresses"]
-    ]
-    for task in tasks:
-        task.start()
-    end = time.monotonic() + patience_s + 1.0  # a name server may take longer; its thread is left behind
-    for task in tasks:
-        task.join(max(0.0, end - time.monotonic()))
-    late = {"why": "no answer in time"}
-    return {
-        peer["host"]: {address: found[peer["host"]].get(address, late) for address in peer["addresses"]}
-        for peer in peers
-    }
+    waiting = [(peer, address) for peer in peers for address in peer["addresses"]]
+    for each in waiting:
+        threading.Thread(target=attempt, args=each, daemon=True).start()
+    return _collect(found, [(peer["host"], address) for peer, address in waiting], patience_s)
+
+
+def _collect(
+    found: queue.SimpleQueue[tuple[str, str, dict[str, str]]], waiting: Sequence[tuple[str, str]], patience_s: float
+) -> dict[str, dict[str, Any]]:
+    """Wait for what is tried; where a machine has answered at one address, no longer than a moment for its others."""
+    reached: dict[str, dict[str, Any]] = {host: {} for host, _ in waiting}
+    late: dict[str, float] = {}
+    for host, address in waiting:
+        reached[host][address] = {"why": "no answer"}
+        late[host] = time.monotonic() + patience_s + 0.2
+    missing = set(waiting)
+    while missing:
+        end = max(late[host] for host, _ in missing)
+        try:
+            host, address, way = found.get(timeout=max(0.0, end - time.monotonic()))
+        except queue.Empty:
+            break
+        reached[host][address] = way
+        missing.discard((host, address))
+        if "why" not in way:
+            late[host] = min(late[host], time.monotonic() + _MOMENT_S)
+    return reached
 
 
 def _try(address: str, port: int, token: str, names: Mapping[str, str], patience_s: float) -> dict[str, str]:
@@ -151,12 +165,13 @@ def _try(address: str, port: int, token: str, names: Mapping[str, str], patience
         with socket.create_connection((address, port), patience_s) as connection:
             connection.settimeout(patience_s)
             own = _plain(connection.getsockname()[0])
-            said = connection.makefile("rb").readline(200).decode(errors="replace").split()
+            said = connection.makefile("rb").readline(400).decode(errors="replace").strip()
     except OSError as error:
         return {"why": _reason(error)}
-    if len(said) != 2 or said[0] != token:
+    who, _, there = said.rpartition(" ")
+    if who != token:
         return {"why": "another one answers there"}
-    return {"own": own, "interface": names.get(own, ""), "there": said[1]}
+    return {"own": own, "interface": names.get(own, ""), "there": there}
 
 
 def _reason(error: OSError) -> str:
