@@ -574,3 +574,22 @@ def test_names_are_read_without_clustershell(tmp_path: Path) -> None:
     done = run_command([sys.executable, "-c", program], cwd=tmp_path, limit_s=30).ok()
     assert done.out.strip() == "False"
     assert hostnames.LIMIT == 1_000_000
+
+
+def test_the_page_shows_what_is_read(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "hosts.md").read_text()
+    (file,) = [block for block in re.findall(r"```\n(.*?)```", page, re.DOTALL) if "hosts.txt" in block]
+    assert said(read_hostfile(hostfile(tmp_path, file))) == [
+        ("n1", 2),
+        ("n2", 2),
+        ("me@n3", None),
+        *same(["n5", "n6", "n7", "n8"], 8),
+    ]
+    (toml,) = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
+    (tmp_path / "ssh_config").touch()
+    assert said(read_inventory(inventory(tmp_path, toml))) == [("n1", 2), *same(["n2", "n3", "n4"])]
+    rows = dict(re.findall(r"^\| `([^`@]+)` \| (n[^|]*?|rack[^|]*?) \|$", page, re.MULTILINE))
+    assert len(rows) == 4
+    for text, means in rows.items():
+        names = re.findall(r"\b(?:rack\d)?n\d+\b", means)
+        assert [host.name for host in parse_hosts(text).hosts] == names, text
