@@ -29,7 +29,7 @@ class Answer:
         host: as the user named it.
         facts: see :func:`instep.launch.preflight.facts.gather`.
         asked_at: seconds since 1970 by the launcher's clock, when it asked.
-        received_at: when the answer had come.
+        received_at: when the answer had come; 0: the clocks are not to be compared.
         folder: what is wrong with its view of the shared folder, see :meth:`instep.launch.preflight.shared.Token.seen`.
 
     """
@@ -43,6 +43,8 @@ class Answer:
     @property
     def skew(self) -> float:
         """Seconds that this clock is ahead of the launcher's at least: how long the answer took is not known."""
+        if not self.received_at:
+            return 0.0
         clock = self.facts["clock"]
         least, most = clock - self.received_at, clock - self.asked_at
         return float(least if least > 0 else min(most, 0.0))

@@ -77,7 +77,7 @@ def copy(
         dry_run: only list what would be copied.
 
     Returns:
-        The files and folders that were new or changed on each host.
+        The files that were new or changed on each host.
 
     Raises:
         RunError: the folder is none to copy, or a copy failed; the other hosts may have theirs.
@@ -96,7 +96,9 @@ def copy(
     failed = {host: (code, said) for host, (code, _, said) in ended.items() if code}
     if failed:
         raise _failure(folder, failed)
-    return {host: [line for line in listed.splitlines() if line != "./"] for host, (_, listed, _) in ended.items()}
+    return {
+        host: [line for line in listed.splitlines() if not line.endswith("/")] for host, (_, listed, _) in ended.items()
+    }
 
 
 def _kill(running: Mapping[str, tuple[subprocess.Popen[bytes], IO[bytes], IO[bytes]]]) -> None:
