@@ -46,16 +46,14 @@ def run_here(plan: Plan, *, runs: Path, name: str | None, command: list[str], st
         guarding = _guarding(run)
         if guarding:
             at_end.callback(guarding.close)
-        server = ForkServer(
-            plan.target,
-            host=node.name,
+        server = ForkServer(plan.target, host=node.name, environ=_environ(run, guarding))
+        server.start(
             place=node.place,
             port=port,
             marker=run.record.job,
             folder=run.folder,
             outputs=run.output.ends,
             most_files=most_files,
-            environ=_environ(run, guarding),
         )
         run.output.close_ends()
         run.say(run.reporter.teller.start(plan, port, run.folder))

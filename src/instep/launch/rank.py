@@ -98,6 +98,7 @@ def _become(job: Job, number: int) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(line_buffering=True)  # lines come to the screen when they are printed
     restarts = {"restart": job.restart, "max_restarts": job.max_restarts}
+    os.environ.update(job.variables)
     os.environ.update(rank_environment(number, job.place, job.port, job.marker, job.folder, **restarts))
     faulthandler.enable()
     if "numpy.random.mtrand" in sys.modules:  # or every rank would draw the numbers of the fork server

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from instep.launch import kin, zygote_path
 from instep.launch.failure import signal_name
-from instep.launch.job import LARGEST, Job, receive, send
+from instep.launch.job import LARGEST, Job, receive, send, send_job
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -85,70 +85,86 @@ class Server(Protocol):
 class ForkServer:
     """The process that forks the ranks of this machine."""
 
+    ranks = range(0)
+
     def __init__(
-        self,
-        target: Target,
-        *,
-        host: str,
-        place: Place,
-        port: int,
-        marker: str,
-        folder: Path,
-        outputs: Sequence[tuple[int, int]],
-        most_files: int,
-        environ: Mapping[str, str],
-        restarts: tuple[int, int] = (0, 0),
-        reads_stdin: bool = True,
+        self, target: Target, *, host: str, environ: Mapping[str, str], cwd: str | None = None, reads_stdin: bool = True
     ) -> None:
-        """Start it; it imports torch from now on, then forks.
+        """Start it; it imports torch from now on, then forks, when it has been told the job.
 
         Args:
             target: the program.
             host: this machine's name.
-            place: which ranks.
-            port: where rank 0 listens.
-            marker: the job's name in the environment of all its processes.
-            folder: the run folder.
-            outputs: (stdout, stderr) descriptors of each rank.
-            most_files: see :class:`instep.launch.job.Job`.
             environ: of the ranks.
-            restarts: how often the job has been started again, and how often it may be.
+            cwd: their working folder; None: of this process.
             reads_stdin: whether rank 0 reads what is piped into this process.
 
         Raises:
             OSError: no process can be started.
 
         """
-        self.host, self.ranks = host, place.ranks
+        self.host = host
+        self._target = target
         self._is_lost = False
         self.control, far_control = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.reports, far_reports = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
-        job = Job(
-            kind=target.kind,
-            name=target.name,
-            arguments=target.arguments,
-            place=place,
-            port=port,
-            marker=marker,
-            folder=str(folder),
-            report=far_reports.fileno(),
-            outputs=tuple(outputs),
-            most_files=most_files,
-            restart=restarts[0],
-            max_restarts=restarts[1],
-        )
+        self._far_reports = far_reports.fileno()  # its number in the server
         with far_control, far_reports:
+            numbers = [far_control.fileno(), far_reports.fileno()]
             self.process = subprocess.Popen(
-                [sys.executable, zygote_path(), str(far_control.fileno()), *target.words],
+                [sys.executable, zygote_path(), *map(str, numbers), *target.words],
                 # Rank 0 reads what is piped into `instep run`. A terminal stays ours: it belongs to one session.
                 stdin=subprocess.DEVNULL if not reads_stdin or _is_terminal(0) else None,
                 stdout=2,
                 env=environ,
-                pass_fds=[far_control.fileno(), far_reports.fileno(), *(one for pair in outputs for one in pair)],
+                cwd=cwd,
+                pass_fds=numbers,
                 start_new_session=True,  # a terminal's Ctrl-C comes to the launcher alone
             )
+
+    def start(
+        self,
+        *,
+        place: Place,
+        port: int,
+        marker: str,
+        folder: Path,
+        outputs: Sequence[tuple[int, int]],
+        most_files: int,
+        restarts: tuple[int, int] = (0, 0),
+        variables: Mapping[str, str] | None = None,
+    ) -> None:
+        """Tell it the job.
+
+        Args:
+            place: which ranks.
+            port: where rank 0 listens.
+            marker: the job's name in the environment of all its processes.
+            folder: the run folder.
+            outputs: (stdout, stderr) descriptors of each rank; may be closed here after the call.
+            most_files: see :class:`instep.launch.job.Job`.
+            restarts: how often the job has been started again, and how often it may be.
+            variables: set for the ranks besides those that the server was started with.
+
+        """
+        self.ranks = place.ranks
+        job = Job(
+            kind=self._target.kind,
+            name=self._target.name,
+            arguments=self._target.arguments,
+            place=place,
+            port=port,
+            marker=marker,
+            folder=str(folder),
+            report=self._far_reports,
+            outputs=tuple(outputs),
+            most_files=most_files,
+            restart=restarts[0],
+            max_restarts=restarts[1],
+            variables=variables or {},
+        )
         with suppress(OSError):  # it may have died; the closed socket will say so
-            send(self.control, job.as_message())
+            send_job(self.control, job)
 
     def signal(self, number: int, ranks: Sequence[int] | None = None) -> None:
         """Send a signal to these ranks, or to all: the server alone knows which of its pids are still theirs."""

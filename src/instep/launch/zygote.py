@@ -1,7 +1,8 @@
 """The fork server: imports torch once, forks every rank, and leaves nobody behind.
 
-Started by the launcher as ``python .../zygote.py FD SCRIPT ARGS``: the script stands in its command line, and so in
-that of every rank, for ``ps`` and ``pgrep``. FD is its socket to the launcher.
+Started by the launcher as ``python .../zygote.py FD FD SCRIPT ARGS``: the script stands in its command line, and so in
+that of every rank, for ``ps`` and ``pgrep``. The FDs are its socket to the launcher, and the one for reports of ranks.
+It imports at once and waits for its job then: who needs more time to know the job has it.
 """
 
 import sys
@@ -21,23 +22,22 @@ from contextlib import suppress
 from typing import Any
 
 from instep.launch import kin, rank
-from instep.launch.job import Job, receive, send
+from instep.launch.job import Job, receive, receive_job, send
 from instep.launch.signals import ENDING, PASSED_ON
 
 
 def main() -> None:
     """Serve one job. Returns in the ranks only, after the script: the interpreter then ends as for any program."""
     control = socket.socket(fileno=int(sys.argv[1]))
-    message = receive(control)
-    if message is None:
-        return
-    job = Job.from_message(message)
-    for descriptor in (control.fileno(), job.report, *(one for pair in job.outputs for one in pair)):
+    for descriptor in (control.fileno(), int(sys.argv[2])):
         os.set_inheritable(descriptor, False)  # a rank's own children get the standard streams only
     kin.adopt_orphans()
     # Whoever signals all processes of a job (scancel, pkill -f) means the ranks. Without us they would be killed.
     ours = {number: signal.signal(number, signal.SIG_IGN) for number in (*ENDING, *PASSED_ON)}
     _preload()
+    job = receive_job(control)
+    if job is None:
+        os._exit(1)
     number = _serve(control, job)
     for name, handler in ours.items():
         # Python's own handler for Ctrl-C would raise in the middle of our code: it waits until the script begins.
