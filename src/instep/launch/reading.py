@@ -7,7 +7,7 @@ import select
 import sys
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from instep.errors import RunError
 from instep.launch.registry import slurm_states
@@ -15,7 +15,7 @@ from instep.runs import Outcome, launcher
 from instep.runs.finding import read_record
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
 _CHUNK = 1 << 16
@@ -57,7 +57,7 @@ class Reader:
             try:
                 self._file = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
             except PermissionError as error:
-                raise RunError(f"{self.path} cannot be read", evidence=[str(error.strerror)]) from error
+                raise _cannot_read(self.path, error) from error
 
     def skip_to_last(self, lines: int) -> None:
         """Go on from the last lines."""
@@ -73,15 +73,22 @@ class Reader:
         self._at = size - (len(b"\n".join(parts[-keep:])) if lines else 0)
 
     def read(self) -> bytes:
-        """What is new; b"" for nothing."""
+        """What is new; b"" for nothing.
+
+        Raises:
+            RunError: it cannot be read.
+
+        """
         if self._file < 0:
             self.open()
             if self._file < 0:
                 return b""
-        size = os.fstat(self._file).st_size
-        if size < self._at:  # somebody has emptied it
+        if os.fstat(self._file).st_size < self._at:  # somebody has emptied it
             self._at = 0
-        data = os.pread(self._file, _CHUNK, self._at)
+        try:
+            data = os.pread(self._file, _CHUNK, self._at)
+        except OSError as error:
+            raise _cannot_read(self.path, error) from error
         self._at += len(data)
         return self._shown(data) if self._prefix else data
 
@@ -96,6 +103,10 @@ class Reader:
             lines.append(self._rest)
             self._rest = b""
         return b"".join(self._prefix + _settled(line) + b"\n" for line in lines)
+
+
+def _cannot_read(path: Path, error: OSError) -> RunError:
+    return RunError(f"{path} cannot be read", evidence=[str(error.strerror)])
 
 
 def _settled(line: bytes) -> bytes:
@@ -203,22 +214,24 @@ class GoesOn:
             return False
         outcome, slurm_job = str(record["outcome"]), record.get("slurm_job")
         if outcome == Outcome.RUNNING.value:
-            if launcher.is_here(record) and not launcher.is_alive(record) and not self._is_queued(slurm_job, now):
-                self.end = f"{record['name']} has lost its launcher, which wrote no end"
-                self.is_lost = not self._has_ended_since()
-                return not self.is_lost
-            return True
+            # On another machine nobody can see whether the launcher lives.
+            elsewhere = not slurm_job and not launcher.is_here(record)
+            return launcher.is_alive(record) or self._is_queued(slurm_job, now) or elsewhere or not self._lose(record)
         if outcome == Outcome.PREEMPTED.value and self._is_queued(slurm_job, now):
             return True  # it will be started again, in the same folder
         code = record.get("exit_code")
         self.end = f"{record['name']}: {outcome}" + (f" (exit code {code})" if code else "")
         return False
 
-    def _has_ended_since(self) -> bool:
-        """Whether the end was written between the look at run.json and the one at the launcher."""
+    def _lose(self, record: Mapping[str, Any]) -> bool:
+        """Nobody is there who would write the end; False where it was written since we looked."""
         with suppress(RunError):
-            return str(read_record(self._folder)["outcome"]) != Outcome.RUNNING.value
-        return False
+            if read_record(self._folder)["outcome"] != Outcome.RUNNING.value:
+                return False
+        job = record.get("slurm_job")
+        gone = f"Slurm job {job} has gone" if job else "its launcher has gone"
+        self.end, self.is_lost = f"{record['name']}: {gone}, and nobody wrote an end", True
+        return True
 
     def _is_queued(self, job: object, now: float) -> bool:
         """Whether Slurm has the job, or cannot be asked."""

@@ -234,5 +234,5 @@ def slurm_states() -> dict[str, str] | None:
 
 
 def live_folders() -> list[Path]:
-    """The folders of the runs that have a process on this machine."""
-    return [Path(one.folder) for one in look() if one.folder]
+    """The folders, if they are there, of the runs that have a process on this machine."""
+    return [Path(one.folder) for one in look() if one.record is not None]

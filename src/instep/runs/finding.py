@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,10 +30,10 @@ def find_run(run: str, runs: Path, verb: str, others: Callable[[], Iterable[Path
 
     """
     path = Path(run)
-    if run and path.name == "run.json" and path.is_file():
+    if path.name == "run.json" and _holds(path.parent):
         return path.parent
     for folder in (path, runs / run):
-        if run.strip() and (folder / "run.json").is_file():
+        if run.strip() and _holds(folder):
             return folder
     known = sorted(set(others()))
     named = [folder for folder in known if folder.name == run]
@@ -47,16 +48,25 @@ def find_run(run: str, runs: Path, verb: str, others: Callable[[], Iterable[Path
     raise _unknown(run, runs, verb, known)
 
 
+def _holds(folder: Path) -> bool:
+    """Whether there is a record in it."""
+    try:
+        return (folder / "run.json").is_file()
+    except OSError:  # a name longer than any file's
+        return False
+
+
 def _unknown(run: str, runs: Path, verb: str, others: list[Path]) -> RunError:
-    for path in (Path(run), runs / run):
-        if run.strip() and path.is_dir() and path.absolute() != runs.absolute():
+    with suppress(OSError):  # a name longer than any file's
+        for path in (Path(run), runs / run):
+            if run.strip() and path.is_dir():
+                return RunError(
+                    f"{path} is no run: there is no run.json in it", cure=f"see which runs there are:  ls -t {runs}"
+                )
+        if run and Path(run).is_file():
             return RunError(
-                f"{path} is no run: there is no run.json in it", cure=f"see which runs there are:  ls -t {runs}"
+                f"{run} is a file, and no run", cure=f"name the folder of a run:  instep {verb} {runs / 'NAME'}"
             )
-    if run and Path(run).is_file():
-        return RunError(
-            f"{run} is a file, and no run", cure=f"name the folder of a run:  instep {verb} {runs / 'NAME'}"
-        )
     names = [*_names(runs), *(folder.name for folder in others)]
     asked = Path(run).name
     begun = [name for name in reversed(names) if asked and name.startswith(asked)]
