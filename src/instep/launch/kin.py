@@ -26,11 +26,11 @@ def adopt_orphans() -> None:
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
-def die_with(parent: int) -> None:
-    """Let the kernel kill this process when its parent ends, however that happens."""
-    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+def die_with(parent: int, number: int = signal.SIGKILL) -> None:
+    """Let the kernel send this process a signal when its parent ends, however that happens."""
+    _prctl(_PR_SET_PDEATHSIG, number)
     if os.getppid() != parent:  # it ended before the kernel knew
-        os.kill(os.getpid(), signal.SIGKILL)
+        os.kill(os.getpid(), number)
 
 
 def descendants() -> list[int]:

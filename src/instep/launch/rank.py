@@ -90,7 +90,8 @@ def _become(job: Job, number: int) -> int:
         nothing = os.open(os.devnull, os.O_RDONLY)
         os.dup2(nothing, 0)
         os.close(nothing)
-    for stream, descriptor in enumerate(job.outputs[number - job.place.first_rank], start=1):
+    alone = len(job.outputs) == 1  # in a process of its own, which has no ends but its own
+    for stream, descriptor in enumerate(job.outputs[0 if alone else number - job.place.first_rank], start=1):
         os.dup2(descriptor, stream)
     for pair in job.outputs:
         for descriptor in pair:

@@ -1,0 +1,172 @@
+"""The two programs that start tasks, mpirun and srun, each told what it needs to know of this site."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import shlex
+import socket
+import subprocess
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from instep.errors import RunError
+from instep.launch import errand, mpi, srun
+from instep.launch.preflight.facts import interfaces
+from instep.launch.task import VARIABLE
+from instep.launch.tasks import run_tasks
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from instep.launch.plan import Request
+    from instep.launch.tasks import Wish
+    from instep.world.hosts import HostList
+
+_SSH_S = 10.0
+_SWEEP_S = 5.0
+# Needed before Python runs, and so not among what the task is told later.
+_EARLY = ("PYTHONPATH", "LD_LIBRARY_PATH", "PYTHONSAFEPATH")
+
+
+def run_by_mpirun(request: Request, hosts: HostList, wish: Wish, *, program: str = "") -> dict[str, Any]:
+    """Have mpirun start the ranks on these machines: see :func:`instep.launch.tasks.run_tasks`.
+
+    Args:
+        request: what the user wants.
+        hosts: the machines.
+        wish: the rest.
+        program: the mpirun to take; "" takes the first in PATH.
+
+    Raises:
+        RunError: there is no usable mpirun, or the run could not be started.
+
+    """
+    names = [host.name for host in hosts.hosts]
+    mpi.check_names(names)
+    flavour = mpi.find(program)
+    with tempfile.TemporaryDirectory(prefix="instep-") as folder:
+        starter = Mpirun(flavour, hosts, Path(folder))
+        result = run_tasks(request, starter, [(host.name, host.slots) for host in hosts.hosts], wish)
+    if result.get("first_failure") and result["first_failure"].get("rank", 0) is None and result.get("job"):
+        # mpirun or a machine was lost: what its daemons should have ended may be there still.
+        way = errand.Way(hosts.ssh_config)
+        errand.send({"do": "end", "job": result["job"], "record": None, "grace": 0.0}, names, way, _SWEEP_S)
+    return result
+
+
+class Mpirun:
+    """Starts tasks by mpirun: see :class:`instep.launch.tasks.Starter`."""
+
+    via = "mpirun"
+    port_key = ""
+
+    def __init__(self, flavour: mpi.Flavour, hosts: HostList, folder: Path) -> None:
+        self.name, self.title = Path(flavour.program).name, flavour.title
+        self.environ: Mapping[str, str] = dict(os.environ)
+        self._flavour = flavour
+        self._network = find_network(hosts, folder)
+
+    def argv(self, parts: Sequence[tuple[str, int]], command: Sequence[str]) -> list[str]:
+        """The command line."""
+        names = [VARIABLE, *(name for name in _EARLY if os.environ.get(name))]
+        given = mpi.flags(self._flavour, parts, network=self._network, names=names, is_root=os.geteuid() == 0)
+        return mpi.argv(self._flavour, given, command)
+
+
+def find_network(hosts: HostList, folder: Path | None = None) -> mpi.Network:
+    """The network between this machine and the others, by the route to the first of them; and how ssh is called.
+
+    Args:
+        hosts: the machines.
+        folder: where a file may be put that runs ssh with its configuration; None makes none.
+
+    """
+    own = {address: (name, prefix) for name, address, prefix in interfaces()}
+    subnet = interface = ""
+    for host in hosts.hosts:
+        address = _address_towards(host.address or _ssh_name(host.name, hosts.ssh_config))
+        interface, prefix = own.get(address, ("", None))
+        if interface and prefix and not ipaddress.ip_address(address).is_loopback and interface != "lo":
+            if ":" not in address:
+                subnet = str(ipaddress.ip_network(f"{address}/{prefix}", strict=False))
+            break
+        interface = ""
+    program = None
+    if hosts.ssh_config and folder is not None:
+        program = folder / "ssh"
+        program.write_text(f'#!/bin/sh\nexec ssh -F {shlex.quote(str(hosts.ssh_config))} "$@"\n')
+        program.chmod(0o700)
+    return mpi.Network(subnet, interface, hosts.ssh_config, program)
+
+
+def _ssh_name(name: str, ssh_config: Path | None) -> str:
+    """What ssh would connect to; the name itself where ssh does not say."""
+    given = ["-F", str(ssh_config)] if ssh_config else []
+    with suppress(OSError, subprocess.TimeoutExpired):
+        done = subprocess.run(
+            ["ssh", *given, "-G", "--", name], capture_output=True, text=True, timeout=_SSH_S, check=False
+        )
+        for line in done.stdout.splitlines():
+            if line.startswith("hostname "):
+                return line.partition(" ")[2]
+    return name
+
+
+def _address_towards(host: str) -> str:
+    """The own address on the way to another machine; "" where that cannot be told. Nothing is sent."""
+    try:
+        family, kind, proto, _, target = socket.getaddrinfo(host, 1, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind, proto) as probe:
+            probe.connect(target)
+            return str(probe.getsockname()[0])
+    except OSError:
+        return ""
+
+
+def run_in_allocation(
+    request: Request, wish: Wish, *, hosts: HostList | None = None, most_nodes: int | None = None
+) -> dict[str, Any]:
+    """Have srun start the ranks in the allocation that this process is in.
+
+    Args:
+        request: what the user wants.
+        wish: the rest.
+        hosts: the machines to use, with their slots; None: all of the allocation.
+        most_nodes: how many of them at most.
+
+    Raises:
+        RunError: this is no allocation, or the run could not be started.
+
+    """
+    granted = srun.allocation(os.environ)
+    named = [(host.name, host.slots) for host in hosts.hosts] if hosts else [(name, None) for name in granted.hosts]
+    named = named[:most_nodes]
+    if most_nodes is not None and len(named) < most_nodes and hosts is None:
+        raise RunError(
+            f"--nodes {most_nodes}, but the allocation has {len(granted.hosts)}",
+            evidence=[f"job {granted.job}: {', '.join(granted.hosts)}"],
+            cure=f"ask Slurm for more:  salloc --nodes={most_nodes} ...",
+        )
+    counts = srun.counts(request.nproc, granted, [name for name, _ in named], device=request.device)
+    parts = [(name, slots or count) for (name, slots), count in zip(named, counts, strict=True)]
+    return run_tasks(request, Srun(granted), parts, wish)
+
+
+class Srun:
+    """Starts tasks by srun: see :class:`instep.launch.tasks.Starter`."""
+
+    name, title, via = "srun", "srun", "slurm"
+
+    def __init__(self, granted: srun.Allocation) -> None:
+        # Stable over requeues: what is written down about the port stays true. A former life that still holds it is
+        # found by binding, and then the next one is taken.
+        self.port_key = f"slurm {granted.job}"
+        self.environ: Mapping[str, str] = srun.environ_for_srun(os.environ)
+        self._granted = granted
+
+    def argv(self, parts: Sequence[tuple[str, int]], command: Sequence[str]) -> list[str]:
+        """The command line."""
+        return srun.argv(srun.flags(self._granted, parts), command)
