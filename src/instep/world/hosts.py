@@ -332,7 +332,7 @@ def _read_machine(entry: Mapping[str, Any], index: int, where: _Lines) -> list[H
     slots = entry.get("slots")
     if slots is not None:
         said_slots = where.said("slots", index)
-        if isinstance(slots, bool) or not isinstance(slots, int):
+        if not isinstance(slots, int):  # true is an int to Python: read_slots refuses its text
             raise said_slots.error(f"The slots of {name} have to be a whole number.", right="slots = 2")
         read_slots(str(slots), names[0], said_slots)
     address = _address(entry, names, where.said("address", index))
