@@ -17,9 +17,11 @@ from instep import __version__
 from instep.launch.failure import Event, details
 from instep.launch.machine import kernel_says_out_of_memory, out_of_memory_kills
 from instep.launch.output import Output, cannot_write
+from instep.launch.slurm.state import own_job, own_restarts
 from instep.launch.supervisor import Listener, Lost, Supervisor
 from instep.launch.telling import LOG_LINES, Teller, wants_colour
 from instep.runs import EXIT_OUT_OF_STEP, RunRecord, create_folder, default_name, git_facts, judge, now
+from instep.runs.finding import read_record
 from instep.runs.record import write_whole
 
 if TYPE_CHECKING:
@@ -57,6 +59,7 @@ class Conduct:
         via: str = "local",
         piped: bool = True,
         stdout: int = 1,
+        going_on: Path | None = None,
     ) -> None:
         """Make the folder, the record and the logs.
 
@@ -69,6 +72,7 @@ class Conduct:
             via: what starts the ranks: local, ssh, mpirun or slurm.
             piped: whether the ranks are on this machine and write into pipes of ours.
             stdout: the descriptor that takes what ranks print to their standard output.
+            going_on: the folder of a run that goes on, in the place of `runs` and `name`; its logs are appended to.
 
         Raises:
             RunError: the folder cannot be made or written.
@@ -76,13 +80,19 @@ class Conduct:
         """
         self._begin = time.monotonic()
         self.plan = plan
-        self.folder = create_folder(runs, name, default_name(plan.target.stem, datetime.now()))  # noqa: DTZ005  # local
+        self.folder = going_on or create_folder(runs, name, default_name(plan.target.stem, datetime.now()))  # noqa: DTZ005  # local
         self.record = _new_record(plan, self.folder, command, port, via)
+        if going_on and (going_on / "run.json").exists():
+            self.record.go_on(read_record(going_on))
+            self._begin -= (datetime.now().astimezone() - datetime.fromisoformat(self.record.start)).total_seconds()
         try:
             self.record.write(self.folder)
             self.output = Output(self.folder, _hosts_of_ranks(plan), plan.show, piped=piped, stdout=stdout)
         except OSError as error:
             raise cannot_write(self.folder / "run.json", error) from error
+        for log in self.output.logs if self.record.requeues else []:
+            if log.is_begun:
+                log.write(f"--- started again by Slurm, restart {self.record.requeues}: {now()}\n".encode())
         self.reporter = _Reporter(self)
         self._facts: _Facts | None = None
 
@@ -121,6 +131,7 @@ class Conduct:
             job.exit_codes.values(), first_failure=first, signal=job.signal or None
         )
         record.first_failure = _first_failure(job, self.plan)
+        record.signal = signal.Signals(job.signal).name if job.signal else None
         error = job.error
         try:
             record.write(self.folder)
@@ -157,6 +168,8 @@ def _new_record(plan: Plan, folder: Path, command: list[str], port: int, via: st
         job=f"{folder.name}-{secrets.token_hex(6)}",
         pid=os.getpid(),
         via=via,
+        requeues=own_restarts(os.environ) if via == "slurm" else 0,
+        slurm_job=own_job(os.environ) if via == "slurm" else None,
     )
 
 

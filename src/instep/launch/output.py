@@ -134,6 +134,11 @@ class Log:
             raise cannot_write(self.path, error) from error
         self.written += len(data)
 
+    @property
+    def is_begun(self) -> bool:
+        """Whether an earlier part of the run has written to it."""
+        return os.fstat(self._file).st_size > 0
+
     def tail(self, lines: int) -> list[str]:
         """The last lines."""
         with self.path.open("rb") as file:

@@ -12,6 +12,7 @@ from instep.runs.launcher import this_launcher
 from instep.runs.outcome import Outcome
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
 
@@ -41,7 +42,8 @@ class RunRecord:
         ssh_config: the file that ssh was given for the machines; None for the user's own.
         via: what started the ranks: local, ssh, mpirun or slurm.
         restarts: how often the ranks were started again after a failure.
-        slurm_job: the number of the Slurm job, None without one.
+        requeues: how often Slurm has started the job again.
+        slurm_job: the number of the Slurm job, of an array ``12_3`` for its task 3; None without one.
         versions: of python, torch (None where it is not installed) and instep.
         git: see :class:`instep.runs.git.GitFacts`; None outside a repository.
         start: when, with the offset from UTC.
@@ -51,6 +53,7 @@ class RunRecord:
         exit_code: of ``instep run``, None while it runs.
         exit_codes: of each rank, 128 + N where signal N ended it.
         first_failure: the rank that failed first, and how; or why the launcher ended the run.
+        signal: the signal by which somebody asked the launcher to end the run, None where nobody did.
 
     """
 
@@ -70,6 +73,7 @@ class RunRecord:
     ssh_config: str | None = None
     via: str = "local"
     restarts: int = 0
+    requeues: int = 0
     slurm_job: str | None = None
     versions: dict[str, str | None] = field(default_factory=dict)
     git: dict[str, Any] | None = None
@@ -80,6 +84,7 @@ class RunRecord:
     exit_code: int | None = None
     exit_codes: dict[str, int] = field(default_factory=dict)
     first_failure: dict[str, Any] | None = None
+    signal: str | None = None
 
     def as_json(self) -> dict[str, Any]:
         """All fields as plain values."""
@@ -88,6 +93,12 @@ class RunRecord:
     def take_over(self) -> None:
         """From now on this process is the launcher."""
         self.pid, self.launcher = os.getpid(), this_launcher()
+
+    def go_on(self, before: Mapping[str, Any]) -> None:
+        """Be the same run as this record of it: what was typed, and when its ranks were started for the first time."""
+        self.command = [str(word) for word in before.get("command") or self.command]
+        if before.get("pid"):  # else it was submitted, and has not run yet
+            self.start = str(before["start"])
 
     def write(self, folder: Path) -> None:
         """Write ``run.json`` whole or not at all: a reader never meets half of it.

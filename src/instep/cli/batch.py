@@ -1,0 +1,131 @@
+"""``instep run --via slurm`` outside an allocation: a job for Slurm."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from instep.errors import RunError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import typer
+
+    from instep.launch.slurm.batch import Batch
+    from instep.launch.target import Target
+    from instep.world.hosts import HostList
+
+# Options of `instep run` that are for the one who submits, or that the batch file says in its own way.
+_OUTSIDE = {
+    *("program", "module", "nproc", "device", "name", "runs", "via", "nodes", "dry_run", "as_json"),
+    *("hosts", "hostfile", "inventory", "slurm", "follow", "before", "max_requeues", "continue_run"),
+}
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What the user wants of Slurm.
+
+    Attributes:
+        options: of sbatch.
+        follow: whether to watch the job to its end.
+        before: seconds before the time limit at which the job is asked to save.
+        max_requeues: how often it may be started again.
+
+    """
+
+    options: tuple[str, ...]
+    follow: bool
+    before: int
+    max_requeues: int
+
+
+def is_outside(via: str, environ: Mapping[str, str]) -> bool:
+    """Whether the job is to be submitted: Slurm is wanted, and this is no allocation of its."""
+    return via == "slurm" and not environ.get("SLURM_JOB_ID")
+
+
+def check(wish: Wish, *, outside: bool) -> None:
+    """See that what is for sbatch goes there.
+
+    Raises:
+        RunError: it does not.
+
+    """
+    if not outside and (wish.options or wish.follow):
+        option = f"--slurm {wish.options[0]}" if wish.options else "--follow"
+        inside = bool(os.environ.get("SLURM_JOB_ID"))
+        raise RunError(
+            f"{option} is for a job that is submitted",
+            evidence=[f"SLURM_JOB_ID={os.environ['SLURM_JOB_ID']}: an allocation is there already"] if inside else [],
+            cure="leave it out, or ask salloc for it" if inside else "submit one:  instep run --via slurm ...",
+        )
+
+
+def make_batch(
+    ctx: typer.Context,
+    target: Target,
+    wish: Wish,
+    *,
+    runs: Path,
+    nproc: str,
+    nodes: str | None,
+    device: str,
+    hosts: HostList | None = None,
+) -> Batch:
+    """What Slurm is asked for."""
+    from instep.launch.slurm.batch import Batch
+
+    named = tuple(host.name for host in hosts.hosts) if hosts else ()
+    slots = {host.slots for host in hosts.hosts if host.slots} if hosts else set()
+    return Batch(
+        target=target,
+        python=sys.executable,
+        cwd=str(Path.cwd()),
+        runs=str(runs),
+        name=target.stem,
+        nodes=(nodes or str(len(named) or 1)).replace(":", "-"),
+        nproc=str(max(slots)) if slots and nproc == "auto" else nproc,
+        device=device,
+        hosts=named,
+        options=wish.options,
+        words=tuple(_typed(ctx)),
+        before=wish.before,
+        max_requeues=wish.max_requeues,
+    )
+
+
+def _typed(ctx: typer.Context) -> list[tuple[str, ...]]:
+    """The options that were typed and that the run inside is to have as well."""
+    found: list[tuple[str, ...]] = []
+    for option in ctx.command.params:
+        source = ctx.get_parameter_source(option.name) if option.name else None
+        if option.name in _OUTSIDE or source is None or source.name != "COMMANDLINE":
+            continue
+        value = ctx.params[option.name or ""]
+        if isinstance(value, bool):
+            found.append(((option.opts if value else option.secondary_opts)[0],))
+        else:
+            values = value if isinstance(value, (list, tuple)) else [value]
+            found += [(option.opts[0], str(one)) for one in values]
+    return found
+
+
+def submit(batch: Batch, wish: Wish, *, runs: Path, name: str | None, as_json: bool) -> dict[str, Any]:
+    """Submit the job, and watch it where that is wanted; what is known of it in the end."""
+    from instep.launch.slurm import follow
+    from instep.launch.slurm.submit import as_json as submitted_as_json, submit as submit_batch
+
+    command = ["instep", *sys.argv[1:]]
+    submitted = submit_batch(batch, runs=runs, name=name, command=command, environ=os.environ, say=_say)
+    if not wish.follow:
+        return submitted_as_json(submitted)
+    return follow.follow(submitted, _say, stdout=2 if as_json else 1)
+
+
+def _say(lines: list[str]) -> None:
+    print("\n".join(lines), file=sys.stderr, flush=True)

@@ -1,0 +1,200 @@
+"""Inside the job: take up the run folder; and when the ranks have saved and left, have Slurm start the job again."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from instep.errors import RunError
+from instep.launch.slurm import state
+from instep.launch.slurm.ending import write_end
+from instep.runs import Outcome
+from instep.runs.finding import read_record
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from instep.launch.slurm.state import JobState
+
+_SUBMITTER_S = 10.0  # how long sbatch's answer may take to reach run.json
+_LIMIT_S = 60.0
+_UNCAUGHT = (
+    "SIGUSR1 comes before the time limit (--before), and when Slurm needs the machines for others: "
+    "a program that does not catch it is ended by it"
+)
+_UNSAVED = "Slurm takes the machines for another job, and the program has not said that it saved (exit code 75)"
+
+
+@dataclass(frozen=True)
+class Stop:
+    """How the ranks have left.
+
+    Attributes:
+        outcome: of the run, as it stands in ``run.json``.
+        asked: the signal by which somebody asked the launcher to end, None for none.
+        killed_by: the number of the signal that ended the rank that failed first, 0 where none did.
+        restarts: how often Slurm has started the job before.
+
+    """
+
+    outcome: str
+    asked: str | None
+    killed_by: int
+    restarts: int
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What is done about it.
+
+    Attributes:
+        requeue: whether Slurm is asked to start the job again.
+        line: what the user is told, "" for nothing.
+
+    """
+
+    requeue: bool
+    line: str = ""
+
+
+def decide(stop: Stop, job: JobState | None, most: int) -> Decision:
+    """Whether the job is to be started again.
+
+    Once for each stop: Slurm itself starts a job again whose time it has cut short for another (its state is no longer
+    RUNNING then), and one that somebody has cancelled stays ended.
+
+    Args:
+        stop: how the ranks have left.
+        job: what Slurm says of the job; None where it does not answer.
+        most: how often it may be started again.
+
+    """
+    saved = stop.outcome == Outcome.PREEMPTED.value
+    is_evicted = stop.killed_by == signal.SIGTERM and job is not None and job.is_preempted
+    if not saved and not is_evicted:
+        return Decision(requeue=False, line=_UNCAUGHT if stop.killed_by == signal.SIGUSR1 else "")
+    against = _against(stop, job, most)
+    if against:
+        return Decision(requeue=False, line=against)
+    line = f"requeued, restart {stop.restarts + 1} of at most {most}: it goes on when Slurm starts it again"
+    return Decision(requeue=True, line=line if saved else f"{line}. {_UNSAVED}")
+
+
+def _against(stop: Stop, job: JobState | None, most: int) -> str:
+    """Why not, "" for nothing."""
+    if job is not None and job.state == "PENDING":
+        return "Slurm has put the job back into its queue by itself"
+    if stop.asked is not None:
+        return f"not requeued: it was asked to end, by {stop.asked}"
+    if job is not None and job.state != "RUNNING":
+        return f"not requeued: Slurm says {job.state}"
+    if stop.restarts >= most:
+        return f"not requeued: it was started again {stop.restarts} times, --max-requeues {most}"
+    return ""
+
+
+def in_batch(
+    folder: Path, *, most: int, environ: Mapping[str, str], carry_out: Callable[[Path], dict[str, Any]]
+) -> dict[str, Any]:
+    """Carry out a run inside a batch job.
+
+    Args:
+        folder: the run folder of the job; of an array, what is common to those of its tasks.
+        most: how often Slurm may be asked to start the job again.
+        environ: of this process.
+        carry_out: does the work in the folder it is given; returns what stands in ``run.json``.
+
+    Returns:
+        the same.
+
+    Raises:
+        RunError: from `carry_out`; it stands in ``run.json`` then.
+
+    """
+    folder = take_up(folder, environ)
+    try:
+        result = carry_out(folder)
+    except RunError as error:
+        write_end(folder, Outcome.FAILED, error.exit_code, str(error))
+        raise
+    job = state.own_job(environ)
+    if job is None:
+        return result
+    # The next signal shall not come between the end of the run and its way back into the queue.
+    for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)
+    first = result.get("first_failure") or {}
+    stop = Stop(
+        outcome=str(result["outcome"]),
+        asked=result.get("signal"),
+        killed_by=int(first.get("signal") or 0),
+        restarts=state.own_restarts(environ),
+    )
+    decision = decide(stop, _own_state(job) if _matters(stop) else None, most)
+    if decision.line:
+        print(f"{'↻' if decision.requeue else '…'} {decision.line}", file=sys.stderr, flush=True)
+    if decision.requeue:
+        _requeue(job)
+    return result
+
+
+def _matters(stop: Stop) -> bool:
+    return stop.outcome == Outcome.PREEMPTED.value or stop.killed_by == signal.SIGTERM
+
+
+def _own_state(job: str) -> JobState | None:
+    answer = state.look(job)
+    return answer.jobs[0] if answer.jobs else None
+
+
+def _requeue(job: str) -> None:
+    """Ask Slurm. It ends this process at once when it does what it is asked."""
+    words = ["scontrol", "requeue", job]
+    try:
+        done = subprocess.run(
+            words, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_LIMIT_S, check=False
+        )
+        said = "" if done.returncode == 0 else state.last_words(done.stderr) or f"exit code {done.returncode}"
+    except (OSError, subprocess.TimeoutExpired) as error:
+        said = str(error)
+    if said:
+        line = f"✗ Slurm does not requeue the job: {said}\n  → start it again by hand:  sbatch job.sbatch"
+        print(line, file=sys.stderr, flush=True)
+
+
+def take_up(folder: Path, environ: Mapping[str, str]) -> Path:
+    """The run folder of this job, ready to be worked in.
+
+    Args:
+        folder: as the batch file names it.
+        environ: of this process.
+
+    Raises:
+        RunError: it cannot be made.
+
+    """
+    task = environ.get("SLURM_ARRAY_TASK_ID")
+    if task:
+        folder = folder.with_name(f"{folder.name}-{task}")
+    folder = Path.cwd() / folder
+    try:
+        (folder / "log").mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RunError(f"the run folder {folder} cannot be made", evidence=[str(error)]) from error
+    deadline = time.monotonic() + _SUBMITTER_S
+    while _is_being_submitted(folder) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return folder
+
+
+def _is_being_submitted(folder: Path) -> bool:
+    """Whether the one who submitted this job has not yet written its number: two writers would lose what one writes."""
+    try:
+        return read_record(folder).get("slurm_job") is None
+    except RunError:
+        return False
