@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from instep.launch.server import Server
     from instep.launch.signals import Signals
     from instep.launch.target import Target
+    from instep.runs import Outcome
 
 _FACTS_S = 10.0  # how long the end of a run waits for a slow git
 
@@ -60,6 +61,7 @@ class Conduct:
         piped: bool = True,
         stdout: int = 1,
         going_on: Path | None = None,
+        job: str = "",
     ) -> None:
         """Make the folder, the record and the logs.
 
@@ -73,6 +75,7 @@ class Conduct:
             piped: whether the ranks are on this machine and write into pipes of ours.
             stdout: the descriptor that takes what ranks print to their standard output.
             going_on: the folder of a run that goes on, in the place of `runs` and `name`; its logs are appended to.
+            job: the marker of its processes, where some of them are there already; "" for a new one.
 
         Raises:
             RunError: the folder cannot be made or written.
@@ -82,6 +85,7 @@ class Conduct:
         self.plan = plan
         self.folder = going_on or create_folder(runs, name, default_name(plan.target.stem, datetime.now()))  # noqa: DTZ005  # local
         self.record = _new_record(plan, self.folder, command, port, via)
+        self.record.job = job or self.record.job
         if going_on and (going_on / "run.json").exists():
             self.record.go_on(read_record(going_on))
             self._begin -= (datetime.now().astimezone() - datetime.fromisoformat(self.record.start)).total_seconds()
@@ -111,6 +115,31 @@ class Conduct:
             guarding.last_look(job.exit_codes)
         return job
 
+    def start_again(self, plan: Plan, port: int) -> None:
+        """Another round of the same run, perhaps on other machines: new record, logs that go on.
+
+        Raises:
+            RunError: the run folder cannot be written.
+
+        """
+        self.plan = plan
+        record = self.record
+        record.hosts, record.world_size, record.threads = _names(plan), plan.world_size, plan.threads
+        record.master, record.restarts = f"{plan.master_addr}:{port}", plan.restart
+        before = self.output
+        try:
+            record.write(self.folder)
+            self.output = before.renew(self.folder, _hosts_of_ranks(plan))
+        except OSError as error:
+            raise cannot_write(self.folder / "run.json", error) from error
+        for log in self.output.logs:
+            if log.is_begun:
+                log.write(f"--- restart {plan.restart} of {plan.max_restarts}: {now()}\n".encode())
+
+    def judge(self, job: Supervisor) -> tuple[Outcome, int]:
+        """The outcome so far, and the exit code that goes with it."""
+        return judge(job.exit_codes.values(), first_failure=_failure_code(job), signal=job.signal or None)
+
     def conclude(self, job: Supervisor) -> dict[str, Any]:
         """Write the end into run.json and onto the screen.
 
@@ -126,10 +155,7 @@ class Conduct:
         record, seconds = self.record, time.monotonic() - self._begin
         record.end, record.seconds = now(), round(seconds, 3)
         record.exit_codes = {str(rank): job.exit_codes[rank] for rank in sorted(job.exit_codes)}
-        first = _failure_code(job)
-        record.outcome, record.exit_code = judge(
-            job.exit_codes.values(), first_failure=first, signal=job.signal or None
-        )
+        record.outcome, record.exit_code = self.judge(job)
         record.first_failure = _first_failure(job, self.plan)
         record.signal = signal.Signals(job.signal).name if job.signal else None
         error = job.error
@@ -146,6 +172,10 @@ class Conduct:
         return {**record.as_json(), "folder": str(self.folder), **found}
 
 
+def _names(plan: Plan) -> list[str]:
+    return [node.host if len(plan.nodes) > 1 else node.name for node in plan.nodes]
+
+
 def _hosts_of_ranks(plan: Plan) -> list[str]:
     """The machine of each rank, "" where all are on one."""
     if len(plan.nodes) == 1:
@@ -160,7 +190,7 @@ def _new_record(plan: Plan, folder: Path, command: list[str], port: int, via: st
         script=plan.target.name,
         arguments=list(plan.target.arguments),
         cwd=str(Path.cwd()),
-        hosts=[node.host if len(plan.nodes) > 1 else node.name for node in plan.nodes],
+        hosts=_names(plan),
         world_size=plan.world_size,
         device=plan.device,
         threads=plan.threads,

@@ -95,6 +95,10 @@ class Stream:
             self._rest = b""
         self._show(b"".join(self._prefix + _settled(line) + b"\n" for line in lines))
 
+    def show_on(self, screen: Screen | None) -> None:
+        """From now on this is its screen."""
+        self._screen = screen
+
     def finish(self) -> None:
         """Show a last line that has no end."""
         if self._rest:
@@ -138,6 +142,10 @@ class Log:
     def is_begun(self) -> bool:
         """Whether an earlier part of the run has written to it."""
         return os.fstat(self._file).st_size > 0
+
+    def close(self) -> None:
+        """Nothing more comes."""
+        os.close(self._file)
 
     def tail(self, lines: int) -> list[str]:
         """The last lines."""
@@ -207,6 +215,22 @@ class Output:
         stream = Stream(log, screen, prefix, source)
         self._open_streams.register(source, selectors.EVENT_READ, stream)
         return stream, end
+
+    def renew(self, folder: Path, hosts: Sequence[str]) -> Output:
+        """For another round of ranks whose output comes by :meth:`feed`: the same screen, logs that go on.
+
+        Raises:
+            OSError: no log can be opened.
+
+        """
+        for log in self.logs:
+            log.close()
+        fresh = Output(folder, hosts, self._show, piped=False, stdout=self.stdout.descriptor)
+        fresh.stdout, fresh.stderr = self.stdout, self.stderr
+        for pair, rank in zip(fresh._streams, range(len(hosts)), strict=True):
+            for stream, screen in zip(pair, (self.stdout, self.stderr), strict=True):
+                stream.show_on(screen if fresh.shows(rank) else None)
+        return fresh
 
     def feed(self, rank: int, stream: int, data: bytes) -> None:
         """Pass on what a rank of another machine has written: to its standard output (1) or error (2).

@@ -10,7 +10,7 @@ from instep.launch.failure import headline
 from instep.runs import Outcome
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from instep.launch.failure import Event
@@ -67,6 +67,11 @@ class Teller:
         if others:
             lines.append(f"  ending the other {f'{others} ranks' if others > 1 else 'rank'}")
         return lines
+
+    def again(self, which: str, pause_s: float, lost: Sequence[str]) -> list[str]:
+        """All ranks will be started once more."""
+        where = f"; looking for {', '.join(lost)}" if lost else ""
+        return [self._paint(f"↻ restart {which} in {pause_s:g} s{where}", _YELLOW)]
 
     def verdict(self, lines: list[str], *, silent: bool) -> list[str]:
         """The guard's report."""

@@ -1,0 +1,200 @@
+"""Round after round: the ranks start, and after a failure start again, on the machines that answer then."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING
+
+from instep.errors import RunError
+from instep.launch.agents.crew import together
+from instep.launch.agents.remote import RemoteServer
+from instep.launch.command import StoppedError
+from instep.launch.conduct import Conduct
+from instep.launch.plan import make_plan
+from instep.runs import Outcome
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from instep.launch.agents.crew import Crew
+    from instep.launch.agents.several import Wish
+    from instep.launch.plan import Plan, Request
+    from instep.launch.signals import Signals
+    from instep.launch.supervisor import Supervisor
+
+_LONGEST_PAUSE_S = 60.0
+_MOMENT_S = 1.0  # for machines that are late, where enough of them are there
+_LATE_S = 5.0  # the same after a restart: one that was cut off or reboots
+_AGAIN_S = 2.0  # between attempts to reach a machine
+_NO_RESTART = {75, 130, 2}  # saved and wants to be started anew; Ctrl-C; wrong use
+
+
+class Rounds:
+    """One run from its first round to its last."""
+
+    def __init__(
+        self,
+        request: Request,
+        wish: Wish,
+        crew: Crew,
+        nodes: tuple[int, int],
+        signals: Signals,
+        *,
+        environ: Mapping[str, str],
+    ) -> None:
+        from instep.launch.agents.several import Preflight
+
+        self._request, self._wish, self._crew, self._signals = request, wish, crew, signals
+        self._least, self._most = nodes
+        self._environ = environ
+        self._preflight = Preflight(request, wish, crew)
+
+    def carry_out(self) -> tuple[Conduct, Supervisor]:
+        """All of it.
+
+        Raises:
+            RunError: nothing could be started.
+            StoppedError: somebody wanted an end before anything was.
+
+        """
+        self._crew.start(self._crew.hosts)
+        members = self._assemble(self._wish.node_wait if self._wish.nodes else 0.0, _MOMENT_S)
+        plan, port = self._plan(members, 0)
+        run = self._begin(plan, port)
+        while True:
+            job = self._round(run, plan, port, members)
+            restart = plan.restart + 1
+            outcome, code = run.judge(job)
+            if outcome is not Outcome.FAILED or code in _NO_RESTART or plan.restart >= plan.max_restarts or job.error:
+                return run, job
+            try:
+                members = self._again(run, restart)
+                plan, port = self._plan(members, restart)
+            except StoppedError as stopped:
+                job.failure, job.lost, job.signal = None, None, stopped.number
+                return run, job
+            except RunError as error:
+                job.error = error
+                return run, job
+            run.start_again(plan, port)
+
+    def _plan(self, members: Sequence[str], restart: int) -> tuple[Plan, int]:
+        sites, port = self._preflight.sites(members)
+        return replace(make_plan(self._request, sites, self._environ), restart=restart), port
+
+    def _begin(self, plan: Plan, port: int) -> Conduct:
+        wish = self._wish
+        run = Conduct(
+            plan,
+            runs=wish.runs,
+            name=wish.name,
+            command=list(wish.command),
+            port=port,
+            via="ssh" if self._crew.is_remote else "local",
+            piped=False,
+            stdout=wish.stdout,
+            job=self._crew.marker,
+        )
+        config = self._crew.way.ssh_config
+        run.record.ssh_config = str(config) if config else None
+        teller = run.reporter.teller
+        run.say([teller.note(line) for line in self._preflight.notes])
+        run.say(teller.start(plan, port, run.folder))
+        if plan.guard != "off" and plan.world_size > 1:
+            run.say(
+                [
+                    teller.note(
+                        "the guard does not watch ranks that agents start, unless they call instep.init(guard=True)"
+                    )
+                ]
+            )
+        self._crew.on_words = lambda host, lines: run.say([f"[{host}] {line}" for line in lines])
+        return run
+
+    def _round(self, run: Conduct, plan: Plan, port: int, members: Sequence[str]) -> Supervisor:
+        """Start the ranks and watch them to their end."""
+        self._crew.watch_over(members)
+        servers = []
+        for name, node in zip(members, plan.nodes, strict=True):
+            connection = self._crew.connections[name]
+            connection.ask(
+                "start",
+                {
+                    "place": asdict(node.place),
+                    "port": port,
+                    "folder": str(run.folder),
+                    "variables": dict(node.variables),
+                    "restart": plan.restart,
+                    "max_restarts": plan.max_restarts,
+                },
+            )
+            servers.append(RemoteServer(connection, node.place.ranks))
+        job = run.watch(servers, self._signals)
+        run.say([run.reporter.teller.note(line) for line in self._crew.finish_sweeps()])
+        return job
+
+    # Who takes part
+
+    def _assemble(self, wait_s: float, moment_s: float) -> list[str]:
+        """The machines of the next round: those that answer, in the user's order.
+
+        Args:
+            wait_s: how long to wait until the fewest are there; 0: a machine that fails is not tried again.
+            moment_s: how long to wait for more of them then.
+
+        Raises:
+            RunError: there are too few.
+            StoppedError: somebody wants an end.
+
+        """
+        crew = self._crew
+        deadline = time.monotonic() + wait_s
+        enough_at: float | None = None
+        while True:
+            now, up = time.monotonic(), crew.up()
+            if len(up) == len(crew.hosts):
+                break
+            if len(up) >= self._least:
+                enough_at = enough_at or now
+                full = len(up) >= self._most
+                if not crew.coming() or (now > enough_at + moment_s and (full or now > enough_at + 2 * _LATE_S)):
+                    break
+            elif not crew.coming() and now >= deadline:
+                raise self._too_few(up)
+            elif now < deadline:
+                self._retry(now)
+            crew.wait(0.2)
+        return crew.up()[: self._most]
+
+    def _retry(self, now: float) -> None:
+        """Try those again that have failed."""
+        crew = self._crew
+        late = [
+            name for name in crew.failures if crew.connections[name].is_lost and now - crew.started_at[name] > _AGAIN_S
+        ]
+        crew.start(late)
+
+    def _too_few(self, up: Sequence[str]) -> RunError:
+        failed = {name: self._crew.failures[name] for name in self._crew.hosts if name in self._crew.failures}
+        error = together(failed)
+        if self._least == len(self._crew.hosts) and not self._wish.nodes:
+            return error
+        return RunError(
+            f"{len(up)} of the {self._least} machines that are needed answer; missing: {', '.join(failed)}",
+            evidence=[error.what, *error.evidence],
+            cure=error.cure,
+        )
+
+    def _again(self, run: Conduct, restart: int) -> list[str]:
+        """After a failure: pause, and see who is there now."""
+        crew = self._crew
+        pause = min(_LONGEST_PAUSE_S, 2.0 ** (restart - 1))
+        of = f"{restart} of {self._request.max_restarts}"
+        lost = [name for name, one in crew.connections.items() if one.is_lost]
+        run.say(run.reporter.teller.again(of, pause, lost))
+        for name in crew.up():
+            crew.connections[name].ask("again", None)  # torch is imported while we wait
+        crew.start(lost, connect_s=5.0)
+        crew.rest(pause)
+        return self._assemble(self._wish.node_wait, _LATE_S)
