@@ -105,7 +105,7 @@ def sandbox(share: Path, *options: str, nodes: int = 3, name: str = "") -> Itera
         name: its name; by default one that nobody else has.
 
     """
-    name = name or f"test-{uuid.uuid4().hex[:8]}"
+    name = name or f"t-{uuid.uuid4().hex[:6]}"
     share.chmod(0o777)
     shares = ["--share", str(share), "--share", str(ROOT)]
     words = ["sandbox", "up", "--json", "--name", name, "--nodes", str(nodes), *shares, *options]

@@ -84,7 +84,7 @@ def up_command(  # noqa: PLR0917  # typer reads the signature
             release=release,
             mirror=mirror,
             rate=rate,
-            disk=disk,
+            disk=disk.lower().rstrip("b"),  # as the kernel writes it
             slurm=slurm,
             loopback_names=loopback_names,
             docker=docker,

@@ -65,7 +65,7 @@ class Sandbox:
         boot: the host's boot in which it was started.
         mounts: what every machine sees, as (path, ``rw`` or ``ro``).
         rate: what each machine may send and receive, such as ``100mbit``.
-        disk: size of a file system of its own on /scratch, such as ``500mb``.
+        disk: size of a file system of its own on /scratch, in the kernel's words, such as ``500m``.
         running: the process that runs each machine.
         cut: the machines without network.
 
