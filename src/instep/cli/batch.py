@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 
     import typer
 
+    from instep.launch.plan import Request
     from instep.launch.slurm.batch import Batch
     from instep.launch.target import Target
     from instep.world.hosts import HostList
@@ -47,6 +49,13 @@ class Wish:
 def is_outside(via: str, environ: Mapping[str, str]) -> bool:
     """Whether the job is to be submitted: Slurm is wanted, and this is no allocation of its."""
     return via == "slurm" and not environ.get("SLURM_JOB_ID")
+
+
+def is_inside(via: str, environ: Mapping[str, str]) -> bool:
+    """Whether srun starts the ranks: this is an allocation, and no rank of a run in it."""
+    from instep.launch import srun
+
+    return via in {"auto", "slurm"} and srun.is_inside(environ)
 
 
 def check(wish: Wish, *, outside: bool) -> None:
@@ -115,17 +124,58 @@ def _typed(ctx: typer.Context) -> list[tuple[str, ...]]:
     return found
 
 
-def submit(batch: Batch, wish: Wish, *, runs: Path, name: str | None, as_json: bool) -> dict[str, Any]:
-    """Submit the job, and watch it where that is wanted; what is known of it in the end."""
-    from instep.launch.slurm import follow
-    from instep.launch.slurm.submit import as_json as submitted_as_json, submit as submit_batch
+def submit(batch: Batch, wish: Wish, *, runs: Path, name: str | None, dry_run: bool, as_json: bool) -> int:
+    """Submit the job, and watch it where that is wanted; the exit code."""
+    from instep.launch.slurm import batch as batches, follow, submit as submitting
 
+    if dry_run:
+        batches.check(batch)
+        _print_json({"file": batches.render(batch)}) if as_json else print(batches.render(batch), end="")
+        return 0
     command = ["instep", *sys.argv[1:]]
-    submitted = submit_batch(batch, runs=runs, name=name, command=command, environ=os.environ, say=_say)
-    if not wish.follow:
-        return submitted_as_json(submitted)
-    return follow.follow(submitted, _say, stdout=2 if as_json else 1)
+    submitted = submitting.submit(batch, runs=runs, name=name, command=command, environ=os.environ, say=_say)
+    if wish.follow:
+        result = follow.follow(submitted, _say, stdout=2 if as_json else 1)
+    else:
+        result = submitting.as_json(submitted)
+    if as_json:
+        _print_json(result)
+    return int(result["exit_code"])
+
+
+def start(
+    request: Request,
+    wish: Wish,
+    *,
+    runs: Path,
+    name: str | None,
+    nodes: str | None,
+    going_on: Path | None,
+    as_json: bool,
+) -> int:
+    """Inside an allocation: start the ranks; the exit code."""
+    from instep.launch.slurm.requeue import in_batch
+    from instep.launch.starters import run_in_allocation
+    from instep.launch.tasks import Wish as TaskWish
+
+    most = int(nodes) if nodes and nodes.isdigit() else None
+    task_wish = TaskWish(runs, name, ["instep", *sys.argv[1:]], 2 if as_json else 1)
+    if going_on is None:
+        result = run_in_allocation(request, task_wish, most_nodes=most)
+    else:
+
+        def carry_out(folder: Path) -> dict[str, Any]:
+            return run_in_allocation(request, replace(task_wish, runs=folder.parent, going_on=folder), most_nodes=most)
+
+        result = in_batch(going_on, most=wish.max_requeues, environ=os.environ, carry_out=carry_out)
+    if as_json:
+        _print_json(result)
+    return int(result["exit_code"])
 
 
 def _say(lines: list[str]) -> None:
     print("\n".join(lines), file=sys.stderr, flush=True)
+
+
+def _print_json(values: dict[str, Any]) -> None:
+    print(json.dumps(values, indent=2), flush=True)

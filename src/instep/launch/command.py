@@ -25,7 +25,7 @@ from instep.errors import RunError
 from instep.launch import kin
 from instep.launch.failure import signal_name
 from instep.launch.link import Greeting, Link, new_key
-from instep.launch.signals import ENDING
+from instep.launch.signals import ENDING, PASSED_ON
 from instep.launch.task import VARIABLE
 
 if TYPE_CHECKING:
@@ -87,9 +87,11 @@ class StoppedError(Exception):
 
 
 def _check(signals: Signals) -> None:
-    for number in signals.take():
+    came = signals.take()
+    for number in came:
         if number in ENDING:
             raise StoppedError(number)
+    signals.put_back(number for number in came if number in PASSED_ON)  # for the ranks, when there are any
 
 
 def _listen() -> socket.socket:

@@ -2,18 +2,34 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import socket
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from types import FrameType
 
     from typing_extensions import Self  # for the type checker only: Python has it from 3.11 on
 
 ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)
+
+
+def would_end(pid: int, number: int) -> bool:
+    """Whether the process does nothing yet about this signal, which would therefore end it.
+
+    That is so of every Python program until it has set its handler, which may take it a minute of imports.
+    """
+    try:
+        text = Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return False
+    masks = re.findall(r"^Sig(?:Blk|Ign|Cgt):\s*([0-9a-f]+)$", text, re.MULTILINE)
+    return bool(masks) and not any(int(mask, 16) >> (number - 1) & 1 for mask in masks)
 
 
 class Signals:
@@ -47,6 +63,13 @@ class Signals:
     def fileno(self) -> int:
         """Readable when a signal has come."""
         return self._near.fileno()
+
+    def put_back(self, numbers: Iterable[int]) -> None:
+        """Leave these for a later :meth:`take`, as if they had come now."""
+        if numbers := list(numbers):
+            self._got[:0] = numbers
+            with suppress(BlockingIOError):
+                self._far.send(b"\0")
 
     def take(self) -> list[int]:
         """The signals that came since the last call, in order."""

@@ -30,7 +30,7 @@ from instep.launch import kin
 from instep.launch.job import LARGEST, Job, send_job
 from instep.launch.link import FULL, Link, connect
 from instep.launch.place import Place
-from instep.launch.signals import ENDING, PASSED_ON
+from instep.launch.signals import ENDING, PASSED_ON, would_end
 from instep.runs.launcher import this_machine_id
 from instep.world.launchers import mpi, slurm
 from instep.world.reading import Reading
@@ -86,6 +86,7 @@ class Task:
         self._reports: socket.socket | None = None
         self._listener: Any = None
         self._is_held = False  # the ranks' output waits
+        self._early: list[int] = []  # signals for a rank that has not set its handler yet
         self._wake, woken = socket.socketpair()
         for end in (self._wake, woken):
             end.setblocking(False)
@@ -108,6 +109,9 @@ class Task:
                     break
             self._link.look()
             self._hold_back()
+            early, self._early = self._early, []
+            for number in early:
+                self._do_signal(number)
         kin.end_descendants(0, 0)
         sys.exit(1)
 
@@ -198,6 +202,9 @@ class Task:
 
     def _do_signal(self, number: int) -> None:
         if self._rank is not None and self._rank.returncode is None:  # not reaped yet: the pid is still the rank's own
+            if number in PASSED_ON and would_end(self._rank.pid, number):
+                self._early.append(number)  # it says "save and leave", and is not meant to kill
+                return
             with suppress(ProcessLookupError):
                 os.kill(self._rank.pid, number)
 

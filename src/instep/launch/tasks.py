@@ -292,6 +292,7 @@ class _Start:
             via=self._starter.via,
             piped=False,
             stdout=wish.stdout,
+            going_on=wish.going_on,
         )
         run.say(run.reporter.teller.start(plan, port, run.folder))
         if plan.guard != "off" and plan.world_size > 1:

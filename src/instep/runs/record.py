@@ -97,8 +97,7 @@ class RunRecord:
     def go_on(self, before: Mapping[str, Any]) -> None:
         """Be the same run as this record of it: what was typed, and when its ranks were started for the first time."""
         self.command = [str(word) for word in before.get("command") or self.command]
-        if before.get("pid"):  # else it was submitted, and has not run yet
-            self.start = str(before["start"])
+        self.start = str(before["start"])
 
     def write(self, folder: Path) -> None:
         """Write ``run.json`` whole or not at all: a reader never meets half of it.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import signal
 import subprocess
 import sys
@@ -11,10 +13,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from instep.errors import RunError
+from instep.launch.output import cannot_write
 from instep.launch.slurm import state
 from instep.launch.slurm.ending import write_end
-from instep.runs import Outcome
+from instep.runs import Outcome, now
 from instep.runs.finding import read_record
+from instep.runs.launcher import this_launcher
+from instep.runs.record import write_whole
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -23,10 +28,6 @@ if TYPE_CHECKING:
 
 _SUBMITTER_S = 10.0  # how long sbatch's answer may take to reach run.json
 _LIMIT_S = 60.0
-_UNCAUGHT = (
-    "SIGUSR1 comes before the time limit (--before), and when Slurm needs the machines for others: "
-    "a program that does not catch it is ended by it"
-)
 _UNSAVED = "Slurm takes the machines for another job, and the program has not said that it saved (exit code 75)"
 
 
@@ -77,7 +78,7 @@ def decide(stop: Stop, job: JobState | None, most: int) -> Decision:
     saved = stop.outcome == Outcome.PREEMPTED.value
     is_evicted = stop.killed_by == signal.SIGTERM and job is not None and job.is_preempted
     if not saved and not is_evicted:
-        return Decision(requeue=False, line=_UNCAUGHT if stop.killed_by == signal.SIGUSR1 else "")
+        return Decision(requeue=False)
     against = _against(stop, job, most)
     if against:
         return Decision(requeue=False, line=against)
@@ -122,6 +123,8 @@ def in_batch(
     except RunError as error:
         write_end(folder, Outcome.FAILED, error.exit_code, str(error))
         raise
+    if "folder" not in result:  # a signal came before anything was started
+        write_end(folder, Outcome(result["outcome"]), int(result["exit_code"]), "asked to end before it began")
     job = state.own_job(environ)
     if job is None:
         return result
@@ -189,7 +192,26 @@ def take_up(folder: Path, environ: Mapping[str, str]) -> Path:
     deadline = time.monotonic() + _SUBMITTER_S
     while _is_being_submitted(folder) and time.monotonic() < deadline:
         time.sleep(0.05)
+    try:
+        _reopen(folder, environ)
+    except OSError as error:
+        raise cannot_write(folder / "run.json", error) from error
     return folder
+
+
+def _reopen(folder: Path, environ: Mapping[str, str]) -> None:
+    """The run is running from now on, also while nothing has been started yet; it began when it did so first."""
+    try:
+        record = read_record(folder)
+    except RunError:
+        return  # there is none
+    if not record.get("pid"):
+        record["start"] = now()
+    record |= {"pid": os.getpid(), "launcher": this_launcher()}
+    record |= {"slurm_job": state.own_job(environ), "requeues": state.own_restarts(environ)}
+    record |= {"outcome": Outcome.RUNNING.value, "end": None, "seconds": None, "exit_code": None, "exit_codes": {}}
+    record |= {"first_failure": None, "signal": None}
+    write_whole(folder / "run.json", json.dumps(record, indent=2).encode() + b"\n")
 
 
 def _is_being_submitted(folder: Path) -> bool:
