@@ -1,4 +1,4 @@
-"""``instep run``: start a script on several ranks of this machine."""
+"""``instep run``: start a script on several ranks, here or on other machines."""
 
 from __future__ import annotations
 
@@ -10,10 +10,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from instep.cli import batch, machines
 from instep.errors import InstepError, RunError
 
 if TYPE_CHECKING:
-    from instep.launch.plan import Plan
+    from instep.launch.agents.several import Wish
+    from instep.launch.plan import Plan, Request
+    from instep.world.hosts import HostList
 
 USAGE = "[OPTIONS] (SCRIPT | -m MODULE)"
 # Options end at SCRIPT: what follows belongs to the script, whatever it looks like.
@@ -21,6 +24,7 @@ SETTINGS = {"allow_interspersed_args": False}
 
 
 def run_command(  # noqa: PLR0917  # typer reads the signature
+    ctx: typer.Context,
     program: Annotated[
         list[str] | None,
         typer.Argument(metavar="ARGS", help="SCRIPT or MODULE, and what it is given.", show_default=False),
@@ -45,6 +49,68 @@ def run_command(  # noqa: PLR0917  # typer reads the signature
     guard_suspect: Annotated[
         float, typer.Option(metavar="SECONDS", help="How long a suspicion must stand where nothing proves it.")
     ] = 8.0,
+    hosts: Annotated[
+        str | None,
+        typer.Option(metavar="LIST", help="Machines and ranks on each: h1:2,h2:2 or n[1-4]:8.", show_default=False),
+    ] = None,
+    hostfile: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="The same from a hostfile: h1 slots=2, one a line.", show_default=False),
+    ] = None,
+    inventory: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="The same from an inventory, see docs/hosts.md.", show_default=False),
+    ] = None,
+    via: Annotated[
+        str,
+        typer.Option(
+            metavar="auto|local|ssh|mpirun|slurm",
+            help="What starts the ranks; auto: ssh on named machines, Slurm in its allocations, or nothing else.",
+        ),
+    ] = "auto",
+    nodes: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N|MIN:MAX", help="How many machines, at least and at most; others are spare.", show_default=False
+        ),
+    ] = None,
+    max_restarts: Annotated[
+        int, typer.Option(metavar="N", help="Start all ranks again after a failure or a lost machine, so often.")
+    ] = 0,
+    node_wait: Annotated[
+        float, typer.Option(metavar="SECONDS", help="How long to wait for machines that are missing.")
+    ] = 60.0,
+    sync: Annotated[
+        bool, typer.Option("--sync", help="Copy this folder to the machines first, by rsync.", show_default=False)
+    ] = False,
+    own_copies: Annotated[
+        bool,
+        typer.Option(
+            "--own-copies", help="The folder is not shared: each has its copy, all alike.", show_default=False
+        ),
+    ] = False,
+    python: Annotated[
+        str,
+        typer.Option(
+            metavar="PATH", help="Python on the machines. [default: the same path as here]", show_default=False
+        ),
+    ] = "",
+    env: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME[=VALUE]", help="A variable for the ranks; again for more.", show_default=False),
+    ] = None,
+    slurm: Annotated[
+        list[str] | None,
+        typer.Option(metavar="OPTION", help="An option of sbatch, such as --partition=train.", show_default=False),
+    ] = None,
+    follow: Annotated[bool, typer.Option("--follow", help="Watch a submitted job to its end.")] = False,
+    before: Annotated[
+        int, typer.Option(metavar="SECONDS", help="When to have a submitted job save, before its time limit.")
+    ] = 120,
+    max_requeues: Annotated[
+        int, typer.Option(metavar="N", help="How often a job that saved (exit code 75) is started again by Slurm.")
+    ] = 100,
+    continue_run: Annotated[Path | None, typer.Option(hidden=True)] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show the plan; start nothing.", show_default=False)
     ] = False,
@@ -53,7 +119,7 @@ def run_command(  # noqa: PLR0917  # typer reads the signature
         typer.Option("--json", help="Print one JSON object to stdout at the end.", show_default=False),
     ] = False,
 ) -> None:
-    """Start SCRIPT on several ranks of this machine, keep its logs, and end it cleanly.
+    """Start SCRIPT on several ranks, here or on other machines, keep its logs, and end it cleanly.
 
     Every rank runs SCRIPT as `python SCRIPT ARGS` would, with the variables that torchrun sets. Options come before
     SCRIPT; what follows it is the script's own.
@@ -65,8 +131,30 @@ def run_command(  # noqa: PLR0917  # typer reads the signature
         _check_choice("--device", device, ("auto", "cpu", "cuda"))
         _check_choice("--show", show, ("main", "all"))
         _check_choice("--guard", guard, ("kill", "warn", "off"))
+        named = machines.Named(hosts, hostfile, inventory, nodes, node_wait, sync, own_copies, python, tuple(env or ()))
+        listed = named.listed(nproc)
+        via = machines.choose_way(via, listed, os.environ)
+        wanted = batch.Wish(tuple(slurm or ()), follow, before, max_requeues)
+        if env and via != "ssh":
+            machines.take_variables(named.env, os.environ)
+        outside = batch.is_outside(via, os.environ)
+        batch.check(wanted, outside=outside)
         target = find_target(program or [], is_module=module)
-        request = Request(target, nproc, device, show, grace, "off" if no_guard else guard, guard_suspect)
+        guard = "off" if no_guard else guard
+        request = Request(target, nproc, device, show, grace, guard, guard_suspect, max_restarts)
+        if outside:
+            job = batch.make_batch(
+                ctx, target, wanted, runs=runs, nproc=nproc, nodes=nodes, device=device, hosts=listed
+            )
+            raise typer.Exit(batch.submit(job, wanted, runs=runs, name=name, dry_run=dry_run, as_json=as_json))
+        if batch.is_inside(via, os.environ) and not dry_run:
+            raise typer.Exit(
+                batch.start(request, wanted, runs=runs, name=name, nodes=nodes, going_on=continue_run, as_json=as_json)
+            )
+        named.check(via, listed)
+        if via == "ssh" or (max_restarts and via == "local" and not dry_run):
+            wish = machines.make_wish(named, runs=runs, name=name, as_json=as_json)
+            raise typer.Exit(_there(request, listed, wish, dry_run=dry_run, as_json=as_json))
         from instep.launch.machine import this_machine
 
         here = this_machine(os.environ)
@@ -90,14 +178,26 @@ def _start(plan: Plan, runs: Path, name: str | None, as_json: bool) -> int:
     return int(result["exit_code"])
 
 
-def _dry(plan: Plan, runs: Path, as_json: bool) -> int:
-    from instep.launch import render
-
-    ways = render.ways(render.Setup(plan, sys.executable, str(Path.cwd()), 0, os.environ))
+def _there(request: Request, listed: HostList | None, wish: Wish, *, dry_run: bool, as_json: bool) -> int:
+    """Over agents."""
+    if dry_run and listed is not None:
+        lines, values = machines.dry(request, listed, wish)
+        _print_json(values) if as_json else print("\n".join(lines))
+        return 0
+    result = machines.start(request, listed, wish)
     if as_json:
-        _print_json({**plan.as_json(), "runs": str(runs.absolute()), "commands": render.as_json(ways)})
+        _print_json(result)
+    return int(result["exit_code"])
+
+
+def _dry(plan: Plan, runs: Path, as_json: bool) -> int:
+    from instep.launch import dry
+
+    lines, values = dry.show(plan, runs)
+    if as_json:
+        _print_json(values)
     else:
-        print("\n".join([*render.plan_lines(plan, runs), *render.text(ways)]))
+        print("\n".join(lines))
     return 0
 
 

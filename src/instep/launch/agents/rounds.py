@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from instep.errors import RunError
@@ -15,7 +17,7 @@ from instep.launch.plan import make_plan
 from instep.runs import Outcome
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from instep.launch.agents.crew import Crew
     from instep.launch.agents.several import Wish
@@ -58,8 +60,8 @@ class Rounds:
             StoppedError: somebody wanted an end before anything was.
 
         """
-        self._crew.start(self._crew.hosts)
-        members = self._assemble(self._wish.node_wait if self._wish.nodes else 0.0, _MOMENT_S)
+        members = self._first()
+        self._sync(members, self._tell)
         plan, port = self._plan(members, 0)
         run = self._begin(plan, port)
         while True:
@@ -78,6 +80,38 @@ class Rounds:
                 job.error = error
                 return run, job
             run.start_again(plan, port)
+
+    def plan_only(self) -> tuple[Plan, int, list[str]]:
+        """The plan, the port, and notes; nothing is started.
+
+        Raises:
+            RunError: nothing could be.
+            StoppedError: somebody wants an end.
+
+        """
+        members = self._first()
+        said: list[str] = []
+        self._sync(members, said.extend, dry_run=True)
+        plan, port = self._plan(members, 0)
+        return plan, port, said + self._preflight.notes
+
+    def _first(self) -> list[str]:
+        self._crew.start(self._crew.hosts)
+        return self._assemble(self._wish.node_wait if self._wish.nodes else 0.0, _MOMENT_S)
+
+    def _sync(self, members: Sequence[str], say: Callable[[list[str]], object], *, dry_run: bool = False) -> None:
+        """Copy the working folder to those that are not this machine."""
+        others = [name for name in members if not self._crew.connections[name].is_here]
+        if self._wish.sync and others:
+            from instep.launch.preflight import sync
+
+            ssh = self._crew.way.options()
+            copied = sync.copy(Path.cwd(), others, ssh=ssh, runs=self._wish.runs, dry_run=dry_run)
+            say(sync.lines(copied, dry_run=dry_run))
+
+    @staticmethod
+    def _tell(lines: list[str]) -> None:
+        print("\n".join(lines), file=sys.stderr, flush=True)
 
     def _plan(self, members: Sequence[str], restart: int) -> tuple[Plan, int]:
         sites, port = self._preflight.sites(members)
@@ -197,4 +231,5 @@ class Rounds:
             crew.connections[name].ask("again", None)  # torch is imported while we wait
         crew.start(lost, connect_s=5.0)
         crew.rest(pause)
+        self._sync([name for name in lost if name in crew.up()], run.say)
         return self._assemble(self._wish.node_wait, _LATE_S)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,9 +23,9 @@ from instep.runs.folder import default_name
 from instep.world.hosts import Host, HostList
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
-    from instep.launch.plan import Request
+    from instep.launch.plan import Plan, Request
 
 LOOK_S = 60.0  # a cold network file system may be slow
 LISTEN_S = 10.0
@@ -83,6 +83,51 @@ def run_there(request: Request, hostlist: HostList, wish: Wish) -> dict[str, Any
         RunError: the run could not be started, or its folder could not be written; nothing is left running.
 
     """
+    with _rounds(request, hostlist, wish) as rounds:
+        try:
+            run, job = rounds.carry_out()
+        except StoppedError as stopped:
+            return {"outcome": "interrupted", "exit_code": 128 + stopped.number}
+    return run.conclude(job)
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a look at the machines has brought.
+
+    Attributes:
+        plan: what would be done.
+        port: where the ranks would meet.
+        nodes: the fewest and the most machines.
+        notes: on the machines, and on what would be copied.
+
+    """
+
+    plan: Plan
+    port: int
+    nodes: tuple[int, int]
+    notes: list[str]
+
+
+def plan_there(request: Request, hostlist: HostList, wish: Wish) -> Found:
+    """Look at the machines, compare them and find where they can meet, and start nothing.
+
+    Raises:
+        RunError: the run could not be started.
+
+    """
+    with _rounds(request, hostlist, wish) as rounds:
+        try:
+            plan, port, notes = rounds.plan_only()
+        except StoppedError as stopped:
+            error = RunError("interrupted")
+            error.exit_code = 128 + stopped.number
+            raise error from None
+    return Found(plan, port, check_nodes(wish.nodes, hostlist), notes)
+
+
+@contextmanager
+def _rounds(request: Request, hostlist: HostList, wish: Wish) -> Iterator[Rounds]:
     open_standard_streams()
     nodes = check_nodes(wish.nodes, hostlist)
     variables = ssh.environment(os.environ, wish.env)
@@ -103,12 +148,7 @@ def run_there(request: Request, hostlist: HostList, wish: Wish) -> dict[str, Any
     with Signals() as signals, Heart() as heart, ExitStack() as at_end:
         crew = Crew(hostlist.hosts, way, marker, hello=hello, signals=signals, heart=heart)
         at_end.callback(crew.close)
-        try:
-            rounds = Rounds(request, wish, crew, nodes, signals, environ=variables)
-            run, job = rounds.carry_out()
-        except StoppedError as stopped:
-            return {"outcome": "interrupted", "exit_code": 128 + stopped.number}
-    return run.conclude(job)
+        yield Rounds(request, wish, crew, nodes, signals, environ=variables)
 
 
 def default_stem(request: Request) -> str:

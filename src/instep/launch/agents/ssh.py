@@ -225,6 +225,17 @@ def environment(environ: Mapping[str, str], given: Sequence[str]) -> dict[str, s
         for name, value in environ.items()
         if name not in _MACHINES_OWN and not name.startswith(_OWN_BEGINNINGS)
     }
+    return kept | given_variables(environ, given)
+
+
+def given_variables(environ: Mapping[str, str], given: Sequence[str]) -> dict[str, str]:
+    """``--env``: NAME=VALUE, or NAME for the launcher's own value of it.
+
+    Raises:
+        RunError: a name is none, or not set here.
+
+    """
+    kept: dict[str, str] = {}
     for text in given:
         name, equals, value = text.partition("=")
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
