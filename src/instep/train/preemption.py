@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
+SAME_S = 0.5  # Slurm and the launcher both pass on that the job shall end
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
 
 
@@ -37,7 +38,7 @@ class Preempted(SystemExit):
 
 
 class Preemption:
-    """While it is entered, the first signal only sets :attr:`asked`; a second one ends the process at once.
+    """While it is entered, the first signal only sets :attr:`asked`; another one, half a second later, ends the process.
 
     Outside of the main thread Python allows no handlers: there only the time limit counts.
 
@@ -52,6 +53,7 @@ class Preemption:
         self._limit_s = limit_s
         self._numbers = SIGNALS if signals else ()
         self._before: dict[int, Any] = {}
+        self._asked_at = 0.0
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
@@ -73,7 +75,9 @@ class Preemption:
     def _take(self, number: int, _: FrameType | None) -> None:
         # Nothing but a flag here: the main thread may be anywhere, also inside a collective or half-way in a save.
         if self.asked is None:
-            self.asked = signal.Signals(number).name
+            self.asked, self._asked_at = signal.Signals(number).name, time.monotonic()
+            return
+        if time.monotonic() - self._asked_at < SAME_S:
             return
         signal.signal(number, signal.SIG_DFL)
         os.kill(os.getpid(), number)
