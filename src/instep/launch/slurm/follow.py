@@ -6,6 +6,7 @@ import os
 import select
 import time
 from contextlib import suppress
+from dataclasses import replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
@@ -66,7 +67,8 @@ class Follower:
         while not self._is_over():
             self._pass_on()
             self._pause()
-        records = [self._end(job) for job in self._last.values()] or [self._end(None)]
+        jobs = [self._last[job] for job in sorted(self._last, key=_in_order)]
+        records = [self._end(job) for job in jobs] or [self._end(None)]
         self._pass_on()
         return next((one for one in records if one.get("exit_code")), records[-1])
 
@@ -86,6 +88,8 @@ class Follower:
         for job in answer.jobs:
             self._last[job.job] = job
             self._tell(job)
+        if not answer.jobs:  # it was over some minutes ago
+            self._last = {name: replace(job, state="") for name, job in self._last.items() if job.task}
         return all(job.is_over for job in answer.jobs)
 
     def _expects_news(self) -> bool:
@@ -111,7 +115,8 @@ class Follower:
                 break  # it never ran
             self._pause()
         self._pass_on()
-        outcome, code, why = of_state(job) if job else (Outcome.FAILED, 1, "Slurm has forgotten the job")
+        forgotten = (Outcome.FAILED, 1, "Slurm has forgotten the job, and its launcher wrote no end")
+        outcome, code, why = of_state(job) if job is not None and job.state else forgotten
         if write_end(folder, outcome, code, why):
             self._say([f"✗ {why}"])
         try:
@@ -139,6 +144,11 @@ class Follower:
         waiting.register(self._stdout, 0)
         if any(what & select.POLLERR for _, what in waiting.poll(_PAUSE_S * 1000)):
             raise BrokenPipeError
+
+
+def _in_order(job: str) -> tuple[int, str]:
+    task = job.partition("_")[2]
+    return (int(task) if task.isdigit() else 0, job)
 
 
 def describe(job: JobState, is_array: bool) -> str:

@@ -90,12 +90,15 @@ def _against(stop: Stop, job: JobState | None, most: int) -> str:
     """Why not, "" for nothing."""
     if job is not None and job.state == "PENDING":
         return "Slurm has put the job back into its queue by itself"
+    if stop.asked is not None and job is not None and job.is_preempted:
+        return "Slurm ends the job for another one, and starts it again by itself where PreemptMode is REQUEUE"
     if stop.asked is not None:
         return f"not requeued: it was asked to end, by {stop.asked}"
     if job is not None and job.state != "RUNNING":
         return f"not requeued: Slurm says {job.state}"
     if stop.restarts >= most:
-        return f"not requeued: it was started again {stop.restarts} times, --max-requeues {most}"
+        again = f": it was started again {stop.restarts} times" if stop.restarts else ""
+        return f"not requeued{again} (--max-requeues {most})"
     return ""
 
 
