@@ -38,7 +38,9 @@ class Preempted(SystemExit):
 
 
 class Preemption:
-    """While it is entered, the first signal only sets :attr:`asked`; another one, half a second later, ends the process.
+    """While it is entered, the first signal only sets :attr:`asked`; one that comes later ends the process.
+
+    What comes within half a second is the same signal: Slurm and the launcher both send it.
 
     Outside of the main thread Python allows no handlers: there only the time limit counts.
 
