@@ -23,9 +23,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from instep.guard import folders, report, stacks, storage
-from instep.guard.nodes import Hub, Link, LostError, Remote, beats_message, connect, views_message
+from instep.guard.nodes import Hub, Link, LostError, Remote, connect
 from instep.guard.report import near
 from instep.guard.watch import LOOK_S, Found, Watch
+from instep.guard.witness import Witness
 from instep.runs import EXIT_OUT_OF_STEP, create_folder, default_name
 from instep.runs.record import write_whole
 
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 _SUSPECT_S = 8.0
 _KILL_S = 2.0  # what a rank has to leave by itself
 _CULPRIT_S, _OTHERS_S = 0.5, 0.65  # after the order, when all recorders have seen it
-_SOON_S, _ANSWER_S = 0.05, 0.6  # a leaf's, within the watch's
+_SOON_S = 0.05  # while a leaf looks for its hub
 _REMOTE_STACKS_S = 0.8
 _LINGER_S = 0.4  # what the ranks of other nodes have to end after those of this one
 _AFTER_FAILURE_S = 5.0  # a launcher ends the other ranks of one that has failed: no verdict on that
@@ -325,17 +326,17 @@ class Leaf:
         self._folder = folder
         self._plan = plan
         self._ranks = Ranks(folder, plan.pids)
-        self._watch = Watch(folder, plan.world_size, plan.host, suspect_s=_SUSPECT_S, ranks=sorted(plan.pids))
+        self._witness = Witness(folder, plan.world_size, plan.host, sorted(plan.pids))
         self._links: list[Link | None] = []  # filled by the thread that connects
         self._link: Link | None = None
-        self._question: tuple[int, float] | None = None  # which one is to be answered, and when it came
-        self._told_at = 0.0
 
     def run(self) -> None:
         """Until all ranks of this node have gone."""
         threading.Thread(target=self._connect, daemon=True).start()
         while self._ranks.alive:
-            pause = _SOON_S if self._question or not self._links else LOOK_S
+            pause = LOOK_S if self._links else _SOON_S
+            if self._link is not None:
+                pause = self._witness.next_at - time.monotonic()
             ended = self._ranks.wait(pause, [self._link.fileno()] if self._link else ())
             if self._link is None and self._links:
                 self._link = self._links[0]
@@ -346,7 +347,8 @@ class Leaf:
                     self._link = None  # the job goes on without the guard; its hub says so, if it is there
         if self._link is not None:
             with suppress(LostError):
-                self._tell(self._link)
+                for told in self._witness.tell(self._ranks.pids, self._ranks.codes, at_once=True):
+                    self._link.send(told)
 
     def _connect(self) -> None:
         link = connect(self._plan.meet, self._plan.token, min(self._plan.pids))
@@ -360,32 +362,15 @@ class Leaf:
         self._links.append(link)
 
     def _serve(self, link: Link, *, at_once: bool) -> None:
+        pids, codes = self._ranks.pids, self._ranks.codes
         for message in link.receive():
-            if "ask" in message:
-                self._watch.read_beats(self._ranks.pids, self._ranks.codes)
-                self._question = int(message["ask"]), time.monotonic()
-                self._watch.ask(self._ranks.pids, self._ranks.codes)
-            if "stacks" in message:
-                alive = {rank: self._ranks.pids[rank] for rank in self._ranks.alive}
-                views = self._watch.views(self._ranks.pids, self._ranks.codes)
-                texts = stacks.collect(self._folder, alive, views)
-                link.send({"stacks": {str(rank): text for rank, text in texts.items()}})
+            for answer in self._witness.take(message, pids, codes):
+                link.send(answer)
             if "end" in message:
                 self._ranks.end([int(rank) for rank in message["end"]])
                 at_once = True
-        now = time.monotonic()
-        if at_once or now >= self._told_at + LOOK_S:
-            self._tell(link)
-        if self._question is not None:
-            number, asked_at = self._question
-            if self._watch.have_answered(self._ranks.codes, asked_at) or now > asked_at + _ANSWER_S:
-                self._question = None
-                views = self._watch.views(self._ranks.pids, self._ranks.codes)
-                link.send(views_message(self._folder, views, number))
-
-    def _tell(self, link: Link) -> None:
-        self._told_at = time.monotonic()
-        link.send(beats_message(self._watch.read_beats(self._ranks.pids, self._ranks.codes), self._ranks.codes))
+        for told in self._witness.tell(pids, codes, at_once=at_once):
+            link.send(told)
 
 
 def _is_own_failure(found: Found) -> bool:

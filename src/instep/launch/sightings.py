@@ -115,7 +115,7 @@ def _sighting(job: str, folder: str, many: list[Process], alive: int | None) -> 
         machine=launcher.this_machine_id(),
         folder=folder,
         pids=tuple(one.pid for one in many),
-        ranks=sum(1 for one in _ranks(many)),
+        ranks=len(_ranks(many)),
         launcher=alive,
         start=time.time() - ago,
         record=record,
@@ -167,15 +167,13 @@ def _words(pid: int) -> tuple[str, ...]:
 
 
 def _ranks(many: list[Process]) -> list[Process]:
-    """Those that the fork server has forked, which have its command line; or what mpirun and srun have started."""
-    servers = {one.pid for one in many if _is_server(one)}
-    return [
-        one for one in many if (_is_server(one) and one.parent in servers) or "instep.launch.task" in one.words[1:5]
-    ]
+    """Those that the fork server has forked, which have its command line; or those of tasks of mpirun and srun."""
+    servers = {one.pid for one in many if _runs(one, "zygote")}
+    return [one for one in many if (_runs(one, "zygote") and one.parent in servers) or _runs(one, "single")]
 
 
-def _is_server(process: Process) -> bool:
-    return any(word.endswith("/launch/zygote.py") for word in process.words[1:3])
+def _runs(process: Process, module: str) -> bool:
+    return any(word.endswith(f"/launch/{module}.py") for word in process.words[1:3])
 
 
 def _launchers() -> list[tuple[int, str, dict[str, Any]]]:
