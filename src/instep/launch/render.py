@@ -8,41 +8,32 @@ backslash.
 from __future__ import annotations
 
 import shlex
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from instep.errors import RunError
+from instep.launch import mpi
+from instep.launch.mpi import Flag
 from instep.launch.preflight.compare import table
+from instep.launch.slurm import batch
 from instep.launch.telling import near
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
-    from pathlib import Path
 
     from instep.launch.plan import Node, Plan
 
-_COMMENT_AT = 46  # the column of the comments, for lines that leave room
-_WIDEST = 76
+_COMMENT_AT = 46  # the column of the comments
+_WIDEST = 60  # a longer line has its comment above
 _SITE = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TORCH_NCCL_ASYNC_ERROR_HANDLING")
+_END = "END_OF_FILE"
 _WHY = {
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": "a rank whose NCCL collective fails ends, instead of hanging",
     "CUDA_VISIBLE_DEVICES": "no GPU: --device cpu",
     "GLOO_SOCKET_IFNAME": "gloo: the interface on the way to the others; else that of the host name",
     "NCCL_SOCKET_IFNAME": "NCCL: the same; = means this very name",
 }
-
-
-@dataclass(frozen=True)
-class Flag:
-    """Words of a command line that belong together.
-
-    Attributes:
-        words: not quoted.
-        why: what they are for.
-
-    """
-
-    words: tuple[str, ...]
-    why: str = ""
 
 
 @dataclass(frozen=True)
@@ -71,6 +62,8 @@ class Command:
         cwd: the working folder.
         settings: what is set before.
         flags: the command line.
+        before: a line of bash that comes first, and its reason.
+        stdin: what the command reads, "" where nothing.
 
     """
 
@@ -79,6 +72,8 @@ class Command:
     cwd: str
     settings: tuple[Setting, ...]
     flags: tuple[Flag, ...]
+    before: tuple[str, str] = ("", "")
+    stdin: str = ""
 
     @property
     def argv(self) -> list[str]:
@@ -87,19 +82,14 @@ class Command:
 
     def lines(self) -> list[str]:
         """As bash reads it."""
-        body = [_with(f"  cd {quote(self.cwd)} || exit", "the working folder")]
-        body += [_with(f"  export {one.name}={quote(one.value)}", one.why) for one in self.settings]
-        words = [_with(f"    {' '.join(map(quote, flag.words))}", flag.why) for flag in self.flags]
-        return [
-            f"# on {self.host}: {self.about}",
-            "(",
-            *body,
-            "  command=(",
-            *words,
-            "  )",
-            '  exec "${command[@]}"',
-            ")",
-        ]
+        body = _with(f"  cd {quote(self.cwd)} || exit", "the working folder")
+        body += _with(f"  {self.before[0]}", self.before[1]) if self.before[0] else []
+        for one in self.settings:
+            body += _with(f"  export {one.name}={quote(one.value)}", one.why)
+        words = [line for one in self.flags for line in _with(f"    {' '.join(map(quote, one.words))}", one.why)]
+        start = '  exec "${command[@]}"'
+        read = [f"{start} <<'{_END}'", *self.stdin.rstrip("\n").split("\n"), _END] if self.stdin else [start]
+        return [f"# on {self.host}: {self.about}", "(", *body, "  command=(", *words, "  )", *read, ")"]
 
     def as_json(self) -> dict[str, Any]:
         """Plain values."""
@@ -110,6 +100,8 @@ class Command:
             "environment": {one.name: one.value for one in self.settings},
             "argv": self.argv,
             "flags": [{"words": list(flag.words), "why": flag.why} for flag in self.flags],
+            **({"before": self.before[0]} if self.before[0] else {}),
+            **({"stdin": self.stdin} if self.stdin else {}),
         }
 
 
@@ -121,20 +113,16 @@ class Way:
         name: of the launcher.
         about: how the commands are used.
         commands: one, or one for each machine.
-        file: the text of a file that the command is given, "" where there is none.
 
     """
 
     name: str
     about: str
     commands: tuple[Command, ...]
-    file: str = ""
 
     def lines(self) -> list[str]:
         """For reading and pasting."""
-        parts = [["", *command.lines()] for command in self.commands]
-        file = ["", *self.file.rstrip("\n").split("\n")] if self.file else []
-        return [f"# ---- {self.name}: {self.about}", *file, *(line for part in parts for line in part)]
+        return [f"# ---- {self.name}: {self.about}", *(line for one in self.commands for line in ("", *one.lines()))]
 
     def as_json(self) -> dict[str, Any]:
         """Plain values."""
@@ -142,7 +130,6 @@ class Way:
             "name": self.name,
             "about": self.about,
             "commands": [command.as_json() for command in self.commands],
-            **({"file": self.file} if self.file else {}),
         }
 
 
@@ -156,6 +143,11 @@ class Setup:
         cwd: the working folder.
         port: where the ranks meet; 0: one machine alone, where nobody has to know it.
         environ: of the launcher: what the user has set for gloo and NCCL counts on all machines.
+        runs: the folder of all runs.
+        head: where mpirun and sbatch are typed; "" is here.
+        network: between the machines, as mpirun has to know it.
+        flavours: the mpiruns whose commands are shown.
+        is_root: whether root types them.
 
     """
 
@@ -164,20 +156,38 @@ class Setup:
     cwd: str
     port: int
     environ: Mapping[str, str]
+    runs: str = "runs"
+    head: str = ""
+    network: mpi.Network = field(default_factory=mpi.Network)
+    flavours: tuple[mpi.Flavour, ...] = (mpi.OPENMPI_5, mpi.OPENMPI_4, mpi.MPICH_4)
+    is_root: bool = False
+
+    @property
+    def typed_at(self) -> str:
+        """Where mpirun and sbatch are typed."""
+        return self.head or "this machine"
 
 
-def _with(text: str, comment: str) -> str:
-    """A line with its comment, in one column where it can be."""
-    if not comment:
-        return text
-    width = _COMMENT_AT if len(text) < _COMMENT_AT else max(len(text), _WIDEST)
-    return f"{text.ljust(width)} # {comment}"
+def _with(text: str, comment: str) -> list[str]:
+    """A line with its comment behind it, or above where the line is long."""
+    if len(text) > _WIDEST:
+        return [f"{text[: len(text) - len(text.lstrip())]}# {comment}", text]
+    return [f"{text.ljust(_COMMENT_AT)} # {comment}"]
+
+
+class Raw(str):
+    """A word that bash is to read as it stands."""
+
+    __slots__ = ()
 
 
 def quote(word: str) -> str:
     """The word as bash reads it, also where it is typed at a prompt: a tab there would complete names."""
+    if isinstance(word, Raw):
+        return word
     if word.isprintable():
-        return shlex.quote(word)
+        quoted = shlex.quote(word)
+        return f"'{word}'" if quoted.startswith("=") else quoted  # zsh would look for a program of that name
     return "$'" + "".join(_escaped(char) for char in word) + "'"
 
 
@@ -310,6 +320,106 @@ def _bracketed(address: str) -> str:
     return f"[{address}]" if ":" in address else address
 
 
+# ---- mpirun
+
+# What torchrun tells a rank: what the ranks of Open MPI and of MPICH's mpiexec know it by.
+_OPENMPI = {
+    "RANK": "OMPI_COMM_WORLD_RANK",
+    "WORLD_SIZE": "OMPI_COMM_WORLD_SIZE",
+    "LOCAL_RANK": "OMPI_COMM_WORLD_LOCAL_RANK",
+    "LOCAL_WORLD_SIZE": "OMPI_COMM_WORLD_LOCAL_SIZE",
+}
+_HYDRA = {
+    "RANK": "PMI_RANK",
+    "WORLD_SIZE": "PMI_SIZE",
+    "LOCAL_RANK": "MPI_LOCALRANKID",
+    "LOCAL_WORLD_SIZE": "MPI_LOCALNRANKS",
+}
+_SSH = Path("ssh-program")  # stands for a file that the command makes first
+
+
+def _known(word: str) -> str:
+    return Raw('"$ssh"') if word == str(_SSH) else word
+
+
+def mpirun(setup: Setup, flavour: mpi.Flavour) -> Way:
+    """One command for all machines."""
+    nodes = setup.plan.nodes
+    hosts = [(node.host, node.place.count) for node in nodes]
+    many = len(nodes) > 1
+    network = setup.network if many else mpi.Network()
+    if setup.head:  # the ssh configuration of here may mean nothing there
+        network = replace(network, ssh_config=None)
+    before = ("", "")
+    if network.ssh_config and flavour.kind != "openmpi":
+        network = replace(network, ssh_program=_SSH)
+        config = quote(str(network.ssh_config))
+        make = f'ssh=$(mktemp) && printf \'#!/bin/sh\\nexec ssh -F %q "$@"\\n\' {config} > "$ssh" && chmod +x "$ssh"'
+        before = (make, "a program that knows how the machines are reached")
+    if not many:
+        hosts = [("localhost", hosts[0][1])]
+    settings, differing = _for_all(setup)
+    names = [one.name for one in settings]
+    try:
+        if many:
+            mpi.check_names([name for name, _ in hosts])
+        given = mpi.flags(flavour, hosts, network=network, names=names, is_root=setup.is_root)
+    except RunError as error:
+        return Way(flavour.title, f"cannot be shown: {error.what}", ())
+    flags = (
+        Flag((flavour.program,), f"{flavour.title}: starts the ranks of all machines"),
+        *(Flag(tuple(map(_known, flag.words)), flag.why) for flag in given),
+        Flag(("bash", "-c", _shim(flavour, differing), "rank"), "what torchrun tells a rank, from what MPI tells it"),
+        Flag((setup.python, *setup.plan.target.words), "the program, and what it is given"),
+    )
+    command = Command(setup.typed_at, "all ranks", setup.cwd, settings, flags, before)
+    return Way(flavour.title, "one command", (command,))
+
+
+def _for_all(setup: Setup) -> tuple[tuple[Setting, ...], dict[str, dict[str, str]]]:
+    """The variables that are the same on all machines, and those that are not: machine's name -> name -> value."""
+    nodes = setup.plan.nodes
+    each = {node.name: {one.name: one for one in settings_of(setup, node)} for node in nodes}
+    first, *others = each.values()
+    alike = [one for name, one in first.items() if all(name in it and it[name].value == one.value for it in others)]
+    names = {one.name for one in alike}
+    main = nodes[0].host
+    meeting = (
+        Setting("MASTER_ADDR", setup.plan.master_addr, f"where the ranks meet: an address of {main}"),
+        Setting("MASTER_PORT", str(setup.port or setup.plan.ports[0]), f"a port that is free on {main}"),
+    )
+    differing = {
+        host: own
+        for host, settings in each.items()
+        if (own := {name: one.value for name, one in settings.items() if name not in names})
+    }
+    return (*alike, *meeting), differing
+
+
+def _shim(flavour: mpi.Flavour, differing: Mapping[str, Mapping[str, str]]) -> str:
+    """A line of shell that gives each rank the variables of torchrun, and those that its machine alone has."""
+    known = _OPENMPI if flavour.kind == "openmpi" else _HYDRA
+    line = f"export {' '.join(f'{name}=${value}' for name, value in known.items())}; "
+    if differing:
+        cases = [
+            f"{quote(host)}) export {' '.join(f'{name}={quote(value)}' for name, value in own.items())};;"
+            for host, own in differing.items()
+        ]
+        line += f'case "$(hostname)" in {" ".join(cases)} esac; '
+    return line + 'exec "$@"'
+
+
+# ---- Slurm
+
+
+def sbatch(setup: Setup) -> Way:
+    """A batch file, given to sbatch as its input."""
+    file = batch.render(batch.of_plan(setup.plan, python=setup.python, cwd=setup.cwd, runs=setup.runs))
+    flags = (Flag(("sbatch",), "hands the file below to Slurm, which starts it when machines are free"),)
+    command = Command(setup.typed_at, "all ranks", setup.cwd, (), flags, stdin=file)
+    return Way("sbatch", "one command, on a machine of a Slurm cluster", (command,))
+
+
 # ---- all of them
 
 
@@ -323,11 +433,14 @@ def ways(setup: Setup, *, via: str = "local", least: int = 0) -> list[Way]:
 
     """
     many = len(setup.plan.nodes)
-    own = [torchrun(setup), distributed_launch(setup)]
+    by_hand = [torchrun(setup), distributed_launch(setup)]
     if least and many > 1:
-        own.insert(0, elastic(setup, least, many))
-    first = [way for way in own if way.name.startswith(via)]
-    return first + [way for way in own if way not in first]
+        by_hand.insert(0, elastic(setup, least, many))
+    by_mpi = [mpirun(setup, flavour) for flavour in setup.flavours]
+    by_slurm = [sbatch(setup)]
+    if via == "mpirun":
+        return [*by_mpi, *by_hand, *by_slurm]
+    return [*by_slurm, *by_hand, *by_mpi] if via == "slurm" else [*by_hand, *by_mpi, *by_slurm]
 
 
 def text(found: Sequence[Way]) -> list[str]:

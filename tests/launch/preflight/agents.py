@@ -34,15 +34,16 @@ for line in sys.stdin:
         answer = listener.release()
     print(json.dumps(answer), flush=True)
 """
+COMMAND = ["timeout", "60", sys.executable, "-c", PROGRAM]
 
 
 class Agent:
     """The process on one machine."""
 
-    def __init__(self, machine: Host) -> None:
-        self.name = machine.name
+    def __init__(self, name: str, argv: Sequence[str]) -> None:
+        self.name = name
         self._process = subprocess.Popen(
-            machine.argv(["timeout", "60", sys.executable, "-c", PROGRAM]),
+            argv,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -72,10 +73,17 @@ class Agent:
 @contextmanager
 def agents(machines: Sequence[Host]) -> Iterator[list[Agent]]:
     """One on each."""
+    with started({machine.name: machine.argv(COMMAND) for machine in machines}) as made:
+        yield made
+
+
+@contextmanager
+def started(commands: Mapping[str, Sequence[str]]) -> Iterator[list[Agent]]:
+    """One by each command: name of the machine -> what starts it there."""
     with ExitStack() as at_end:
         made = []
-        for machine in machines:
-            made.append(Agent(machine))
+        for name, argv in commands.items():
+            made.append(Agent(name, argv))
             at_end.callback(made[-1].close)
         yield made
 
@@ -92,8 +100,8 @@ ASKED = {"target": ["script", "train.py"], "cwd": "/", "runs": "/", "shared": No
 
 def meet(
     members: Sequence[Agent], *, ports: tuple[int, int] = (20_000, 29_499), hint: str = "", key: str = "job"
-) -> tuple[Meeting, int, list[Mapping[str, Any]]]:
-    """The whole meeting, as the launcher holds it: where, on which port, and what each machine has reached."""
+) -> tuple[Meeting, int, list[Any], list[Any]]:
+    """The meeting as the launcher holds it: where, on which port, what each machine has reached, and its facts."""
     found = together(members, "facts", [ASKED] * len(members))
     asked = [{"token": TOKEN, "ports": None if number else ports, "key": key} for number in range(len(members))]
     listening = together(members, "listen", asked)
@@ -108,4 +116,4 @@ def meet(
     ]
     reached = together(members, "reach", [whom(peers, number) for number in range(len(peers))])
     parties = [Party(*each) for each in zip((one.name for one in members), found, reached, strict=True)]
-    return choose(parties, hint), listening[0], reached
+    return choose(parties, hint), listening[0], reached, found

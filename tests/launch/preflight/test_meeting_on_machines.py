@@ -68,7 +68,7 @@ def start_ranks(machines: Sequence[Host], meeting: Meeting, port: int) -> list[s
 def test_a_docker_bridge_and_names_on_the_loopback() -> None:
     """And the port: rank 0 listens on it while it is kept for it."""
     with hosts(["n1", "n2", "n3"], docker=True, loopback_name=True) as machines, agents(machines) as members:
-        meeting, port, reached = meet(members)
+        meeting, port, reached, _ = meet(members)
         assert meeting.address == "10.88.0.1"
         assert meeting.ways == (("10.88.0.1", "eth0"), ("10.88.0.2", "eth0"), ("10.88.0.3", "eth0"))
         assert [one["n1"][DOCKER_ADDR].get("why") for one in reached[1:]] == ["refused", "refused"]
@@ -79,9 +79,9 @@ def test_a_docker_bridge_and_names_on_the_loopback() -> None:
 def test_the_kept_port_is_taken_for_others() -> None:
     """Two jobs of one key on one main machine: the second takes the next port, until the first gives it up."""
     with hosts(["n1", "n2"]) as machines, agents(machines) as first, agents(machines) as second:
-        one, port, _ = meet(first, key="4711")
+        one, port, *_ = meet(first, key="4711")
         first[0].ask("release")
-        other, next_port, _ = meet(second, key="4711")
+        other, next_port, *_ = meet(second, key="4711")
         assert (one.address, other.address, next_port) == ("10.88.0.1", "10.88.0.1", port + 1)
     with hosts(["n1", "n2"]) as machines, agents(machines) as again:
         assert meet(again, key="4711")[1] == port
@@ -118,7 +118,7 @@ def test_a_second_network_where_the_first_does_not_lead_everywhere() -> None:
             "ip link set eth1 name ib0",
             "ip link set ib0 up",
         )
-        meeting, _, reached = meet(members)
+        meeting, _, reached, _ = meet(members)
         assert meeting.address == "10.99.0.1"
         assert meeting.ways == (("10.99.0.1", "eth1"), ("10.99.0.2", "ib0"), ("10.99.0.3", "eth1"))
         assert reached[1]["n1"]["10.88.0.1"] == {"why": "no route"}
@@ -129,7 +129,7 @@ def test_an_address_that_never_answers_costs_no_time() -> None:
     with hosts(["n1", "n2"], second_nic=True) as machines, agents(machines) as members:
         firewall(machines[0], "ip daddr 10.88.0.1 drop")
         begin = time.monotonic()
-        meeting, _, reached = meet(members)
+        meeting, _, reached, _ = meet(members)
         seconds = time.monotonic() - begin
     assert meeting.ways == (("10.99.0.1", "eth1"), ("10.99.0.2", "eth1"))
     assert reached[1]["n1"]["10.88.0.1"] == {"why": "no answer"}
@@ -138,7 +138,7 @@ def test_an_address_that_never_answers_costs_no_time() -> None:
 
 def test_the_address_that_the_user_has_named() -> None:
     with hosts(["n1", "n2"], second_nic=True) as machines, agents(machines) as members:
-        meeting, _, _ = meet(members, hint="10.99.0.1")
+        meeting, *_ = meet(members, hint="10.99.0.1")
     assert meeting.ways == (("10.99.0.1", "eth1"), ("10.99.0.2", "eth1"))
 
 
@@ -147,7 +147,7 @@ def test_ipv6_only() -> None:
         for number, machine in enumerate(machines, 1):
             root(machine, "ip addr flush dev eth0", f"ip addr add fd00:88::{number}/64 dev eth0 nodad")
         with agents(machines) as members:
-            meeting, port, _ = meet(members)
+            meeting, port, *_ = meet(members)
             assert meeting.ways == (("fd00:88::1", "eth0"), ("fd00:88::2", "eth0"))
             members[0].ask("release")
             assert start_ranks(machines, meeting, port) == ["3", "3"]
@@ -198,6 +198,6 @@ def test_another_job_at_the_same_address_and_port() -> None:
     """On n2 something listens at the address that n1's bridge has too, on the very port: it is not taken for n1."""
     with hosts(["n1", "n2"], docker=True) as machines, agents(machines) as members, agents(machines) as others:
         together(others[1:], "listen", [{"token": "of another job", "ports": [20_007, 20_007], "key": ""}])
-        meeting, _, reached = meet(members, ports=(20_007, 20_007))
+        meeting, _, reached, _ = meet(members, ports=(20_007, 20_007))
     assert meeting.address == "10.88.0.1"
     assert reached[1]["n1"][DOCKER_ADDR] == {"why": "another one answers there"}

@@ -1,0 +1,63 @@
+"""``--dry-run``: the plan, and the commands that other launchers would be given for it; nothing is started."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from instep.errors import RunError
+from instep.launch import mpi, render
+
+if TYPE_CHECKING:
+    from instep.launch.plan import Plan
+
+
+def show(
+    plan: Plan,
+    runs: Path,
+    *,
+    via: str = "local",
+    port: int = 0,
+    least: int = 0,
+    head: str = "",
+    network: mpi.Network | None = None,
+    python: str = sys.executable,
+) -> tuple[list[str], dict[str, Any]]:
+    """The plan for reading, and as plain values.
+
+    Args:
+        plan: what would be done.
+        runs: the folder of all runs.
+        via: what would start the ranks: local, ssh, mpirun or slurm. Its commands come first.
+        port: where the ranks would meet; 0 where they are on one machine.
+        least: the fewest machines, where they may be fewer than the plan's; else 0.
+        head: where mpirun and sbatch would be started; "" is here.
+        network: between the machines, as mpirun has to know it.
+        python: the interpreter on all machines.
+
+    """
+    setup = render.Setup(
+        plan,
+        python,
+        str(Path.cwd()),
+        port,
+        os.environ,
+        runs=str(runs),
+        head=head,
+        network=network or mpi.Network(),
+        flavours=_flavours(),
+        is_root=os.geteuid() == 0,
+    )
+    ways = render.ways(setup, via=via, least=least)
+    lines = [*render.plan_lines(plan, runs, port=port), *render.text(ways)]
+    return lines, {**plan.as_json(), "port": port, "runs": str(runs.absolute()), "commands": render.as_json(ways)}
+
+
+def _flavours() -> tuple[mpi.Flavour, ...]:
+    """The mpirun of this machine; where there is none, the two that one may meet."""
+    try:
+        return (mpi.find(),)
+    except RunError:
+        return (mpi.OPENMPI_5, mpi.MPICH_4)
