@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from instep.cli.machines import read_nodes
 from instep.errors import RunError
 
 if TYPE_CHECKING:
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
     import typer
 
+    from instep.cli.machines import Named
     from instep.launch.plan import Request
     from instep.launch.slurm.batch import Batch
     from instep.launch.target import Target
@@ -82,27 +84,32 @@ def make_batch(
     *,
     runs: Path,
     nproc: str,
-    nodes: str | None,
     device: str,
-    hosts: HostList | None = None,
+    named: Named,
+    listed: HostList | None,
 ) -> Batch:
     """What Slurm is asked for."""
     from instep.launch.slurm.batch import Batch
 
-    named = tuple(host.name for host in hosts.hosts) if hosts else ()
-    slots = {host.slots for host in hosts.hosts if host.slots} if hosts else set()
+    hosts = listed.hosts if listed else ()
+    slots = [host.slots for host in hosts if host.slots]
+    least, most = read_nodes(named.nodes) or (len(hosts) or 1,) * 2
+    is_even = len(set(slots)) == 1 and len(slots) == len(hosts)
+    words = _typed(ctx)
+    if slots and not is_even:  # Slurm is asked for as many on each; which has how many, srun is told inside
+        words.append(("--hosts", ",".join(f"{host.name}:{host.slots}" if host.slots else host.name for host in hosts)))
     return Batch(
         target=target,
-        python=sys.executable,
+        python=named.python or sys.executable,
         cwd=str(Path.cwd()),
         runs=str(runs),
         name=target.stem,
-        nodes=(nodes or str(len(named) or 1)).replace(":", "-"),
-        nproc=str(max(slots)) if slots and nproc == "auto" else nproc,
+        nodes=str(least) if least == most else f"{least}-{most}",
+        nproc=str(max(slots)) if slots else nproc,
         device=device,
-        hosts=named,
+        hosts=tuple(host.name for host in hosts[:most]),
         options=wish.options,
-        words=tuple(_typed(ctx)),
+        words=tuple(words),
         before=wish.before,
         max_requeues=wish.max_requeues,
     )
@@ -119,8 +126,10 @@ def _typed(ctx: typer.Context) -> list[tuple[str, ...]]:
         if isinstance(value, bool):
             found.append(((option.opts if value else option.secondary_opts)[0],))
         else:
-            values = value if isinstance(value, (list, tuple)) else [value]
-            found += [(option.opts[0], str(one)) for one in values]
+            values = [str(one) for one in (value if isinstance(value, (list, tuple)) else [value])]
+            if option.name == "env":  # sbatch passes the values on, which need not stand in the file
+                values = [one.partition("=")[0] for one in values]
+            found += [(option.opts[0], one) for one in values]
     return found
 
 
@@ -149,7 +158,8 @@ def start(
     *,
     runs: Path,
     name: str | None,
-    nodes: str | None,
+    named: Named,
+    listed: HostList | None,
     going_on: Path | None,
     as_json: bool,
 ) -> int:
@@ -158,14 +168,24 @@ def start(
     from instep.launch.starters import run_in_allocation
     from instep.launch.tasks import Wish as TaskWish
 
-    most = int(nodes) if nodes and nodes.isdigit() else None
-    task_wish = TaskWish(runs, name, ["instep", *sys.argv[1:]], 2 if as_json else 1)
+    least, most = read_nodes(named.nodes) or (None, None)
+    if least is not None and most is not None:
+        most = max(least, min(most, int(os.environ.get("SLURM_JOB_NUM_NODES") or most)))
+    task_wish = TaskWish(
+        runs=runs,
+        name=name,
+        command=["instep", *sys.argv[1:]],
+        stdout=2 if as_json else 1,
+        own_copies=named.own_copies,
+        variables={word.partition("=")[0]: os.environ[word.partition("=")[0]] for word in named.env},
+    )
     if going_on is None:
-        result = run_in_allocation(request, task_wish, most_nodes=most)
+        result = run_in_allocation(request, task_wish, hosts=listed, most_nodes=most)
     else:
 
         def carry_out(folder: Path) -> dict[str, Any]:
-            return run_in_allocation(request, replace(task_wish, runs=folder.parent, going_on=folder), most_nodes=most)
+            here = replace(task_wish, runs=folder.parent, going_on=folder)
+            return run_in_allocation(request, here, hosts=listed, most_nodes=most)
 
         result = in_batch(going_on, most=wish.max_requeues, environ=os.environ, carry_out=carry_out)
     if as_json:

@@ -144,12 +144,21 @@ def run_command(  # noqa: PLR0917  # typer reads the signature
         request = Request(target, nproc, device, show, grace, guard, guard_suspect, max_restarts)
         if outside:
             job = batch.make_batch(
-                ctx, target, wanted, runs=runs, nproc=nproc, nodes=nodes, device=device, hosts=listed
+                ctx, target, wanted, runs=runs, nproc=nproc, device=device, named=named, listed=listed
             )
             raise typer.Exit(batch.submit(job, wanted, runs=runs, name=name, dry_run=dry_run, as_json=as_json))
         if batch.is_inside(via, os.environ) and not dry_run:
             raise typer.Exit(
-                batch.start(request, wanted, runs=runs, name=name, nodes=nodes, going_on=continue_run, as_json=as_json)
+                batch.start(
+                    request,
+                    wanted,
+                    runs=runs,
+                    name=name,
+                    named=named,
+                    listed=listed,
+                    going_on=continue_run,
+                    as_json=as_json,
+                )
             )
         named.check(via, listed)
         if via == "ssh" or (max_restarts and via == "local" and not dry_run):
