@@ -11,7 +11,7 @@ BASE = Path("/var/lib/instep/sandbox")
 
 
 def traces(name: str, wait_s: float = 0.0) -> list[str]:
-    """All that is left of a sandbox of that name (at most 8 letters), after at most `wait_s` to go away."""
+    """All that is left of a sandbox of that name (at most 12 letters), after at most `wait_s` to go away."""
     deadline = time.monotonic() + wait_s
     while (found := _look(name)) and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -23,9 +23,7 @@ def _look(name: str) -> list[str]:
     found = [f"file {folder}"] if Path(folder).exists() else []
     found += [f"mount {line}" for line in Path("/proc/self/mountinfo").read_text().splitlines() if folder in line]
     links = subprocess.run(["ip", "-o", "link"], capture_output=True, text=True, check=True).stdout.splitlines()
-    found += [f"link {line}" for line in links if f" isb-{name}:" in line or f" is-{name}-n" in line]
-    tables = subprocess.run(["nft", "list", "ruleset"], capture_output=True, text=True, check=True).stdout
-    found += [f"nft {line}" for line in tables.splitlines() if f"instep-{name}" in line]
+    found += [f"link {line}" for line in links if f" is-{name}" in line]
     found += [f"cgroup {path}" for path in Path("/sys/fs/cgroup").glob(f"**/*instep?{name}?*")]
     found += [f"namespace {path}" for path in Path("/run/netns").glob("*")] if Path("/run/netns").is_dir() else []
     return found + [f"process {one}" for one in _processes(folder)]

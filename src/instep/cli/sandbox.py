@@ -276,7 +276,7 @@ def _show_plan(sandbox: Sandbox, as_json: bool) -> None:
         return
     print(f"sandbox {sandbox.name}: {len(sandbox.machines)} {sandbox.kind}, Debian {sandbox.release}")
     print(f"  image     {sandbox.image}{'' if there else ', to be made first (about a minute, about 700 MB)'}")
-    print(f"  network   10.77.{sandbox.subnet}.0/24 on bridge {sandbox.bridge}, this host is {sandbox.gateway}")
+    print(f"  network   10.77.{sandbox.subnet}.0/24, this host is {sandbox.gateway} by {sandbox.link}")
     print(f"  machines  {', '.join(f'{one.name} {one.address}' for one in sandbox.machines)}")
     print(f"  users     {', '.join(dict.fromkeys([sandbox.user.name, 'root']))}")
     for path, how in [("/shared", "rw"), *sandbox.mounts]:
@@ -353,7 +353,7 @@ def _signals() -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        _tell("✗ interrupted")
+        _tell("✗ interrupted; what was made is removed")
         raise typer.Exit(128 + (came[0] if came else signal.SIGINT)) from None
     finally:
         for number, handler in before.items():

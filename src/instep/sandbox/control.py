@@ -124,10 +124,14 @@ def start(name: str, node: str) -> None:
         machine = sandbox.machine(node)
         _refuse_running(sandbox, machine)
         machines.kill(sandbox, machine)  # what is left, if it switched itself off
-        sandbox.running[machine.name] = machines.start(sandbox, machine)
-        sandbox.save()
-        if machine.name not in sandbox.cut:
-            lifecycle.await_ready(sandbox, [machine])
+        try:
+            sandbox.running[machine.name] = machines.start(sandbox, machine)
+            sandbox.save()
+            if machine.name not in sandbox.cut:
+                lifecycle.await_ready(sandbox, [machine])
+        except BaseException:
+            machines.kill(sandbox, machine)
+            raise
 
 
 def _refuse_running(sandbox: Sandbox, machine: Machine) -> None:

@@ -102,6 +102,7 @@ def up(wish: Wish, tell: Callable[[str], None]) -> Sandbox:
         RunError: it is there already, or cannot be made; then nothing of it is left.
 
     """
+    os.umask(0o022)  # anybody may look at what is no secret
     folder = state.BASE / wish.name
     existed = folder.exists()
     try:
@@ -143,8 +144,7 @@ def _make(wish: Wish, tell: Callable[[str], None]) -> Sandbox:
             sandbox = plan(wish)
             sandbox.save()
         tell(f"starting {len(sandbox.machines)} machines on 10.77.{sandbox.subnet}.0/24")
-        network.remove(sandbox.name)
-        network.add_bridge(sandbox)
+        sandbox.switch = network.open_switch(sandbox)
         _write(sandbox)
         for machine in sandbox.machines:
             sandbox.running[machine.name] = machines.start(sandbox, machine)
@@ -251,13 +251,11 @@ def down(name: str) -> bool:
     """
     folder = state.BASE / state.check_name(name)
     image.sweep()
-    if not folder.is_dir():
-        _tidy(folder)
-        return False
+    found = folder.is_dir() or bool(processes.of(folder))
     with hold(folder, lambda: busy(name)):
         _clear(name)
     _tidy(folder)
-    return True
+    return found
 
 
 def _clear(name: str) -> None:

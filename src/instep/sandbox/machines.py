@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 CARRY = Path(__file__).with_name("carry.sh")
 CGROUPS = (Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/systemd"), Path("/sys/fs/cgroup/unified"))
-_SPACE_S = 10.0
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
@@ -96,7 +95,7 @@ def start(sandbox: Sandbox, machine: Machine) -> Process:
         )
     assert process.stdin is not None
     with process.stdin:
-        _await_space(process, machine)
+        network.await_space(process)  # and a mount namespace: unshare takes both at once
         network.wire(sandbox, machine, process.pid)
         started = processes.start_of(process.pid)
         with suppress(BrokenPipeError):
@@ -104,25 +103,6 @@ def start(sandbox: Sandbox, machine: Machine) -> Process:
             process.stdin.flush()
     process.returncode = 0  # it is a daemon from now on: nobody waits for it
     return Process(process.pid, started or 0)
-
-
-def _await_space(process: subprocess.Popen[bytes], machine: Machine) -> None:
-    """Until it has a network namespace of its own."""
-    ours = Path("/proc/self/ns/net").readlink()
-    deadline = time.monotonic() + _SPACE_S
-    while time.monotonic() < deadline and process.poll() is None:
-        with suppress(OSError):
-            # unshare takes both namespaces at once, and becomes the shell after that
-            if Path(f"/proc/{process.pid}/ns/net").readlink() != ours:
-                return
-        time.sleep(0.002)
-    process.kill()
-    process.wait()
-    raise RunError(
-        f"machine {machine.name} cannot be started",
-        evidence=["the kernel gives it no mount and network namespaces"],
-        cure="try it by hand:  unshare --mount --net true",
-    )
 
 
 def _nspawn(sandbox: Sandbox, machine: Machine) -> list[str]:

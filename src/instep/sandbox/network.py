@@ -1,25 +1,32 @@
-"""The network of a sandbox: a bridge on this host, a cable to each machine, and a table that cuts some off."""
+"""The network of a sandbox: a bridge, a cable to this host and to each machine, and rules that cut some off."""
 
 from __future__ import annotations
 
 import ipaddress
 import json
+import os
 import re
 import subprocess
+import time
+from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from instep.errors import RunError
-from instep.sandbox.state import tag
+from instep.sandbox import processes
+from instep.sandbox.state import MARKER, Process, link_name, option
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from instep.sandbox.state import Machine, Sandbox
 
+BRIDGE = "bridge"
 NIC = "eth0"  # in a machine
 DOCKER_ADDRESS = "172.17.0.1/16"  # what docker gives its bridge, the same on every machine
 _RATE = re.compile(r"[1-9][0-9]{0,5}(k|m|g)bit")
 _SUBNETS = 200
+_SPACE_S = 10.0
 
 
 def check_rate(rate: str) -> str:
@@ -63,15 +70,60 @@ def _json(*words: str) -> list[dict[str, Any]]:
     return values
 
 
-def add_bridge(sandbox: Sandbox) -> None:
-    """Make the network, with this host on it."""
+def open_switch(sandbox: Sandbox) -> Process:
+    """Make the network, with this host on it.
+
+    The bridge is in a network namespace of its own, where no rule of this host (docker's, a firewall's) reaches it,
+    and it is gone with the process that holds the namespace.
+
+    Returns:
+        that process, which outlives this one.
+
+    """
+    place = sandbox.folder / "switch"
+    place.mkdir()
+    holder = subprocess.Popen(
+        ["unshare", "--net", "sleep", "infinity"],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env={"PATH": os.environ.get("PATH", os.defpath), MARKER: str(place)},
+        start_new_session=True,
+        cwd="/",
+    )
+    await_space(holder)
+    start = processes.start_of(holder.pid)
+    holder.returncode = 0  # it is a daemon from now on: nobody waits for it
+    switch = Process(holder.pid, start or 0)
     _batch(
         [
-            f"link add {sandbox.bridge} type bridge",
-            f"address add {sandbox.gateway}/24 dev {sandbox.bridge}",
-            f"link set {sandbox.bridge} up",
+            f"link add {sandbox.link} type veth peer name host netns {holder.pid}",
+            f"address add {sandbox.gateway}/24 dev {sandbox.link}",
+            f"link set {sandbox.link} up",
         ]
     )
+    lines = [f"link add {BRIDGE} type bridge", f"link set {BRIDGE} up", f"link set host master {BRIDGE} up"]
+    _batch(lines, _inside(switch.pid))
+    return switch
+
+
+def await_space(process: subprocess.Popen[bytes]) -> None:
+    """Until a process has a network namespace of its own.
+
+    Raises:
+        RunError: it does not get one; it is ended.
+
+    """
+    ours = Path("/proc/self/ns/net").readlink()
+    deadline = time.monotonic() + _SPACE_S
+    while time.monotonic() < deadline and process.poll() is None:
+        with suppress(OSError):
+            if Path(f"/proc/{process.pid}/ns/net").readlink() != ours:
+                return
+        time.sleep(0.002)
+    process.kill()
+    process.wait()
+    raise RunError("the kernel gives no network namespace", cure="try it by hand:  unshare --mount --net true")
 
 
 def wire(sandbox: Sandbox, machine: Machine, pid: int) -> None:
@@ -83,76 +135,70 @@ def wire(sandbox: Sandbox, machine: Machine, pid: int) -> None:
         pid: a process in the machine's network namespace.
 
     """
-    port = sandbox.port(machine)
-    _batch(
-        [
-            f"link add {port} type veth peer name {NIC} netns {pid}",
-            f"link set {port} master {sandbox.bridge} up",
-        ]
-    )
-    inside = [
-        "link set lo up",
-        f"address add {machine.address}/24 dev {NIC}",
-        f"link set {NIC} up",
-    ]
+    port = machine.name
+    switch, inside = _switch(sandbox), _inside(pid)
+    _batch([f"link add {port} type veth peer name {NIC} netns {pid}", f"link set {port} master {BRIDGE} up"], switch)
+    lines = ["link set lo up", f"address add {machine.address}/24 dev {NIC}", f"link set {NIC} up"]
     if sandbox.docker:
-        inside += [
+        lines += [
             "link add docker0 type veth peer name docker1",
             f"address add {DOCKER_ADDRESS} dev docker0",
             "link set docker0 up",
             "link set docker1 up",
         ]
-    enter = ["nsenter", "-t", str(pid), "--net"]
-    _batch(inside, enter)
+    _batch(lines, inside)
     if sandbox.rate:
         shape = ["root", "tbf", "rate", sandbox.rate, "burst", "256kb", "latency", "50ms"]
-        _run(["tc", "qdisc", "add", "dev", port, *shape])
-        _run([*enter, "tc", "qdisc", "add", "dev", NIC, *shape])
+        _run([*switch, "tc", "qdisc", "add", "dev", port, *shape])
+        _run([*inside, "tc", "qdisc", "add", "dev", NIC, *shape])
 
 
 def unwire(sandbox: Sandbox, machine: Machine) -> None:
     """Pull the cable: what the machine says while it dies is heard by nobody."""
-    _delete_link(sandbox.port(machine))
+    _delete_link(machine.name, _switch(sandbox))
 
 
 def set_cut(sandbox: Sandbox) -> None:
     """Drop all that goes to or comes from the machines in ``sandbox.cut``, in silence; let all else pass."""
-    table = f"bridge instep-{sandbox.name}"
+    table = "bridge cut"
     lines = [f"add table {table}", f"delete table {table}"]
     if sandbox.cut:
-        ports = ", ".join(f'"{sandbox.port(sandbox.machine(name))}"' for name in sandbox.cut)
+        ports = ", ".join(f'"{name}"' for name in sandbox.cut)
         lines.append(f"add table {table}")
-        # From a port to a port, from a port to this host, from this host to a port.
-        for hook, tests in (("forward", "io"), ("input", "i"), ("output", "o")):
-            lines.append(f"add chain {table} {hook} {{ type filter hook {hook} priority 0; policy accept; }}")
-            lines += [f"add rule {table} {hook} {test}ifname {{ {ports} }} drop" for test in tests]
-    _run(["nft", "-f", "-"], "\n".join(lines) + "\n")
+        lines.append(f"add chain {table} forward {{ type filter hook forward priority 0; policy accept; }}")
+        lines += [f"add rule {table} forward {way}ifname {{ {ports} }} drop" for way in "io"]
+    _run([*_switch(sandbox), "nft", "-f", "-"], "\n".join(lines) + "\n")
+
+
+def _switch(sandbox: Sandbox) -> list[str]:
+    if sandbox.switch is None or not processes.lives(sandbox.switch):
+        raise RunError(
+            f"the network of sandbox {sandbox.name} is gone",
+            evidence=["the process that held it has been ended"],
+            cure=f"instep sandbox down{option(sandbox)}",
+        )
+    return _inside(sandbox.switch.pid)
+
+
+def _inside(pid: int) -> list[str]:
+    return ["nsenter", "--target", str(pid), "--net"]
 
 
 def remove(name: str) -> None:
-    """Take away all of a sandbox's network that is there."""
-    done = subprocess.run(["nft", "list", "tables", "bridge"], capture_output=True, text=True, check=False)
-    if f"table bridge instep-{name}" in done.stdout.splitlines():
-        _run(["nft", "delete", "table", "bridge", f"instep-{name}"])
-    for link in _json("link", "show"):
-        if re.fullmatch(f"isb-{tag(name)}|is-{tag(name)}-n[0-9]+", link["ifname"]):
-            _delete_link(link["ifname"])
+    """Take away what this host has of a sandbox's network; the rest goes with the processes."""
+    _delete_link(link_name(name))
 
 
-def exists(link: str) -> bool:
-    """There is an interface of that name."""
-    return any(one["ifname"] == link for one in _json("link", "show"))
-
-
-def _delete_link(name: str) -> None:
+def _delete_link(name: str, where: Sequence[str] = ()) -> None:
     # It may go by itself at any moment, with the network namespace of its other end.
-    done = subprocess.run(["ip", "link", "delete", name], capture_output=True, text=True, check=False)
-    if done.returncode and exists(name):
+    argv = [*where, "ip", "link", "delete", name]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    if done.returncode and "Cannot find device" not in done.stderr:
         raise RunError(f"the interface {name} cannot be removed", evidence=[done.stderr.strip()])
 
 
-def _batch(lines: Sequence[str], enter: Sequence[str] = ()) -> None:
-    _run([*enter, "ip", "-batch", "-"], "\n".join(lines) + "\n")
+def _batch(lines: Sequence[str], where: Sequence[str] = ()) -> None:
+    _run([*where, "ip", "-batch", "-"], "\n".join(lines) + "\n")
 
 
 def _run(argv: Sequence[str], given: str = "") -> None:

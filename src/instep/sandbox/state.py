@@ -67,6 +67,7 @@ class Sandbox:
         rate: what each machine may send and receive, such as ``100mbit``.
         disk: size of a file system of its own on /scratch, in the kernel's words, such as ``500m``.
         running: the process that runs each machine.
+        switch: the process that holds their network.
         cut: the machines without network.
 
     """
@@ -88,6 +89,7 @@ class Sandbox:
     loopback_names: bool = False
     docker: bool = False
     running: dict[str, Process] = field(default_factory=dict)
+    switch: Process | None = None
     cut: list[str] = field(default_factory=list)
 
     @property
@@ -126,13 +128,9 @@ class Sandbox:
         return f"10.77.{self.subnet}.254"
 
     @property
-    def bridge(self) -> str:
-        """The network between the machines."""
-        return f"isb-{tag(self.name)}"
-
-    def port(self, machine: Machine) -> str:
-        """The bridge's end of a machine's cable."""
-        return f"is-{tag(self.name)}-{machine.name}"
+    def link(self) -> str:
+        """The interface of this host on the sandbox's network."""
+        return link_name(self.name)
 
     def place(self, machine: Machine) -> Path:
         """The folder of a machine."""
@@ -158,9 +156,10 @@ class Sandbox:
         part.replace(self.folder / _STATE)
 
 
-def tag(name: str) -> str:
-    """At most 8 letters for a name: interfaces have 15, and each machine has one of its own."""
-    return name if len(name) <= 8 else name[:3].rstrip("-") + hashlib.sha256(name.encode()).hexdigest()[:5]
+def link_name(name: str) -> str:
+    """The interface of this host for a sandbox: at most 15 letters, whatever the name."""
+    short = name if len(name) <= 12 else name[:6].rstrip("-") + hashlib.sha256(name.encode()).hexdigest()[:6]
+    return f"is-{short}"
 
 
 def option(sandbox: Sandbox) -> str:
@@ -191,6 +190,7 @@ def load(name: str) -> Sandbox | None:
         values["user"] = User(**values["user"])
         values["mounts"] = [(path, how) for path, how in values["mounts"]]
         values["running"] = {key: Process(**one) for key, one in values["running"].items()}
+        values["switch"] = Process(**values["switch"]) if values.get("switch") else None
         return Sandbox(**values)
     except (OSError, ValueError, TypeError, KeyError):
         return None
