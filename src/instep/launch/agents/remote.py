@@ -296,7 +296,6 @@ class Heart:
     def _tell_all(self, kind: str, *, on: bool) -> None:
         for connection in list(self.connections):
             connection.ask(kind, on)
-            connection.forgive()
 
     def _stop(self, *_: FrameType | int | None) -> None:
         """Ctrl-Z. The thread sends: the main one may stand in the middle of sending itself."""
@@ -305,4 +304,6 @@ class Heart:
         self._paused.wait(1.0)
         self._paused.clear()
         os.kill(os.getpid(), signal.SIGSTOP)
+        for connection in self.connections:
+            connection.forgive()
         self._go_on.set()

@@ -164,9 +164,11 @@ class Rounds:
                 },
             )
             servers.append(RemoteServer(connection, node.place.ranks))
-        job = run.watch(servers, self._signals)
+        return run.watch(servers, self._signals)
+
+    def finish(self, run: Conduct) -> None:
+        """When the agents have gone: what was found on machines that were lost."""
         run.say([run.reporter.teller.note(line) for line in self._crew.finish_sweeps()])
-        return job
 
     # Who takes part
 
@@ -223,6 +225,7 @@ class Rounds:
     def _again(self, run: Conduct, restart: int) -> list[str]:
         """After a failure: pause, and see who is there now."""
         crew = self._crew
+        self.finish(run)
         pause = min(_LONGEST_PAUSE_S, 2.0 ** (restart - 1))
         of = f"{restart} of {self._request.max_restarts}"
         lost = [name for name, one in crew.connections.items() if one.is_lost]

@@ -88,6 +88,7 @@ def run_there(request: Request, hostlist: HostList, wish: Wish) -> dict[str, Any
             run, job = rounds.carry_out()
         except StoppedError as stopped:
             return {"outcome": "interrupted", "exit_code": 128 + stopped.number}
+    rounds.finish(run)
     return run.conclude(job)
 
 
