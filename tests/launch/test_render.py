@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import pty
@@ -175,6 +176,34 @@ def test_mpich_is_given_a_program_that_knows_the_machines() -> None:
 def test_what_mpirun_cannot_be_given() -> None:
     way = render.mpirun(setup(three(names=("anna@n1", "n2", "n3"))), mpi.OPENMPI_5)
     assert way.lines() == ["# ---- Open MPI 5.0: cannot be shown: mpirun cannot be told another user: anna@n1"]
+
+
+def test_the_batch_file() -> None:
+    """Slurm chooses the machines, but where they have unlike numbers of ranks."""
+    uneven = "\n".join(render.sbatch(setup(three())).lines())
+    assert "#SBATCH --nodelist=m0,m1,m2" in uneven
+    assert "--hosts m0:2,m1:1,m2:1" in uneven
+    even = make_plan(Request(SCRIPT, device="cpu"), sites(2, 2), ENVIRON)
+    text = "\n".join(render.sbatch(setup(even)).lines())
+    assert "#SBATCH --ntasks-per-node=2" in text
+    assert "--hosts" not in text
+    assert "--nodelist" not in text
+
+
+def test_variables_that_were_asked_for() -> None:
+    """What is given by name alone is not shown, and has to be there."""
+    made = setup(three(), env=("A=b c", "TOKEN"), environ={**ENVIRON, "TOKEN": "secret"})
+    for way in render.ways(made):
+        text = "\n".join(way.lines())
+        assert "secret" not in text + json.dumps(way.as_json())
+        for command in way.commands:
+            if command.settings:
+                assert ("A", "b c") in [(one.name, one.value) for one in command.settings]
+    command = render.torchrun(made).commands[0]
+    short = dataclasses.replace(command, cwd="/", flags=(mpi.Flag(("printenv", "TOKEN"), "shows it"),))
+    text = "\n".join(short.lines())
+    assert run_command(["bash"], stdin=text, env={"TOKEN": "x y"}, limit_s=10).ok().out == "x y\n"
+    assert "TOKEN" in run_command(["bash"], stdin=text, limit_s=10).err
 
 
 # ---- all of them

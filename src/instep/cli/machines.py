@@ -155,20 +155,23 @@ def start(request: Request, listed: HostList | None, wish: Wish) -> dict[str, An
     return run_there(request, listed or here(), wish)
 
 
-def dry(request: Request, listed: HostList, wish: Wish) -> tuple[list[str], dict[str, Any]]:
+def dry(request: Request, listed: HostList, wish: Wish, *, via: str) -> tuple[list[str], dict[str, Any]]:
     """Look at the machines, and say what would be done; see :func:`instep.launch.dry.show`."""
     from instep.launch import dry
     from instep.launch.agents.several import plan_there
+    from instep.launch.starters import find_network
 
     found = plan_there(request, listed, wish)
     least = found.nodes[0] if found.nodes[0] != len(found.plan.nodes) else 0
     lines, values = dry.show(
         found.plan,
         wish.runs,
-        via="ssh",
+        via=via,
         port=found.port,
         least=least,
         head=listed.head,
+        network=find_network(listed),
+        env=wish.env,
         python=wish.python or sys.executable,
     )
     return [*found.notes, *lines], {**values, "notes": found.notes}

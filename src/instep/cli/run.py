@@ -161,9 +161,9 @@ def run_command(  # noqa: PLR0917  # typer reads the signature
                 )
             )
         named.check(via, listed)
-        if via == "ssh" or (max_restarts and via == "local" and not dry_run):
+        if via == "ssh" or (max_restarts and via == "local" and not dry_run) or (dry_run and listed is not None):
             wish = machines.make_wish(named, runs=runs, name=name, as_json=as_json)
-            raise typer.Exit(_there(request, listed, wish, dry_run=dry_run, as_json=as_json))
+            raise typer.Exit(_there(request, listed, wish, via=via, dry_run=dry_run, as_json=as_json))
         from instep.launch.machine import this_machine
 
         here = this_machine(os.environ)
@@ -187,10 +187,10 @@ def _start(plan: Plan, runs: Path, name: str | None, as_json: bool) -> int:
     return int(result["exit_code"])
 
 
-def _there(request: Request, listed: HostList | None, wish: Wish, *, dry_run: bool, as_json: bool) -> int:
+def _there(request: Request, listed: HostList | None, wish: Wish, *, via: str, dry_run: bool, as_json: bool) -> int:
     """Over agents."""
     if dry_run and listed is not None:
-        lines, values = machines.dry(request, listed, wish)
+        lines, values = machines.dry(request, listed, wish, via=via)
         _print_json(values) if as_json else print("\n".join(lines))
         return 0
     result = machines.start(request, listed, wish)

@@ -24,6 +24,7 @@ def show(
     head: str = "",
     network: mpi.Network | None = None,
     python: str = sys.executable,
+    env: tuple[str, ...] = (),
 ) -> tuple[list[str], dict[str, Any]]:
     """The plan for reading, and as plain values.
 
@@ -36,6 +37,7 @@ def show(
         head: where mpirun and sbatch would be started; "" is here.
         network: between the machines, as mpirun has to know it.
         python: the interpreter on all machines.
+        env: ``--env``.
 
     """
     setup = render.Setup(
@@ -49,6 +51,7 @@ def show(
         network=network or mpi.Network(),
         flavours=_flavours(),
         is_root=os.geteuid() == 0,
+        env=env,
     )
     ways = render.ways(setup, via=via, least=least)
     lines = [*render.plan_lines(plan, runs, port=port), *render.text(ways)]

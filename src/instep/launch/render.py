@@ -97,7 +97,7 @@ class Command:
             "host": self.host,
             "about": self.about,
             "cwd": self.cwd,
-            "environment": {one.name: one.value for one in self.settings},
+            "environment": {one.name: one.value for one in self.settings if not isinstance(one.value, Raw)},
             "argv": self.argv,
             "flags": [{"words": list(flag.words), "why": flag.why} for flag in self.flags],
             **({"before": self.before[0]} if self.before[0] else {}),
@@ -148,6 +148,7 @@ class Setup:
         network: between the machines, as mpirun has to know it.
         flavours: the mpiruns whose commands are shown.
         is_root: whether root types them.
+        env: ``--env``: NAME=VALUE, or NAME for the value that the variable has where the command is typed.
 
     """
 
@@ -161,6 +162,7 @@ class Setup:
     network: mpi.Network = field(default_factory=mpi.Network)
     flavours: tuple[mpi.Flavour, ...] = (mpi.OPENMPI_5, mpi.OPENMPI_4, mpi.MPICH_4)
     is_root: bool = False
+    env: tuple[str, ...] = ()
 
     @property
     def typed_at(self) -> str:
@@ -301,13 +303,22 @@ def ranks_of(node: Node) -> str:
 def settings_of(setup: Setup, node: Node) -> tuple[Setting, ...]:
     """The variables of a machine's ranks, and what the user has set for the network."""
     why = {**_WHY, "OMP_NUM_THREADS": f"CPU threads of each rank: {node.threads_why}"}
-    mine = [Setting(name, value, why.get(name, "as you have asked")) for name, value in node.variables.items()]
+    mine = [Setting(name, value, why.get(name, "for this job")) for name, value in node.variables.items()]
+    asked = [_asked(text) for text in setup.env]
     given = [
         Setting(name, setup.environ[name], "as it is set here")
         for name in _SITE
-        if name in setup.environ and name not in node.variables
+        if name in setup.environ and name not in {one.name for one in (*mine, *asked)}
     ]
-    return (*mine, *given)
+    return (*mine, *given, *asked)
+
+
+def _asked(text: str) -> Setting:
+    """A variable of ``--env``. What is given by its name alone may be a secret: its value is not shown."""
+    name, equals, value = text.partition("=")
+    if equals:
+        return Setting(name, value, "--env")
+    return Setting(name, Raw(f'"${{{name}:?}}"'), "--env: set it first where you type this")
 
 
 def _beside(python: str, tool: str) -> str:
@@ -507,7 +518,7 @@ def _variables(plan: Plan) -> list[str]:
     alike = {
         name: value for name, value in all_of_them[0].items() if all(one.get(name) == value for one in all_of_them)
     }
-    lines = ["all ranks", *(f"  {name}={value}" for name, value in alike.items())]
+    lines = ["variables of all ranks", *(f"  {name}={value}" for name, value in alike.items())]
     for rank, one in enumerate(all_of_them):
         own = [f"{name}={value}" for name, value in one.items() if name not in alike]
         lines += [f"rank {rank} on {plan.node_of(rank).host}", f"  {' '.join(own)}"]

@@ -98,6 +98,8 @@ class Batch:
 def of_plan(plan: Plan, *, python: str, cwd: str, runs: str) -> Batch:
     """The file that would start the same ranks on machines of Slurm's choice, to be submitted by hand."""
     counts = {node.place.count for node in plan.nodes}
+    is_even = len(counts) == 1
+    each = ",".join(f"{node.name}:{node.place.count}" for node in plan.nodes)
     return Batch(
         target=plan.target,
         python=python,
@@ -107,6 +109,8 @@ def of_plan(plan: Plan, *, python: str, cwd: str, runs: str) -> Batch:
         nodes=str(len(plan.nodes)),
         nproc=str(max(counts)),
         device=plan.device,
+        hosts=() if is_even else tuple(node.name for node in plan.nodes),
+        words=() if is_even else (("--hosts", each),),
     )
 
 
