@@ -18,18 +18,19 @@ $(VENV)/.installed: pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	@touch $@
 
-vision: $(VENV)-vision/.installed ## make .venv-vision, with torchvision and a newer torch, for the recipes that train on images
+vision: $(VENV)-vision/.installed ## make .venv-vision: torchvision and a newer torch, for the recipes that train on images; other trainers
 
-$(VENV)-vision/.installed: pyproject.toml
+$(VENV)-vision/.installed: pyproject.toml Makefile
 	test -x $(VENV)-vision/bin/python || $(PYTHON) -m venv $(VENV)-vision
 	$(VENV)-vision/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[recipes,vision]' \
-		torch==2.14.1 torchvision==0.29.1
+		torch==2.14.1 torchvision==0.29.1 accelerate lightning
 	@touch $@
 
 demo: setup ## train a small ResNet on real images, on two ranks of this machine
 	$(BIN)/instep run --nproc 2 recipes/digits.py
 
-test: lint test-tools vision ## lint, then all tests (what cannot run on this machine is skipped, and says why)
+test: ## lint, then all tests (what cannot run on this machine is skipped, and says why)
+	$(MAKE) --jobs=3 --output-sync=target lint test-tools vision
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
 test-tools: setup ## install the real launchers that the tests start: Slurm, Open MPI, MPICH

@@ -56,10 +56,10 @@ def need_tool(*names: str) -> None:
 
 
 def need_vision() -> Path:
-    """The commands of .venv-vision, which has torchvision and another torch than the tests; only where it was made."""
+    """The commands of .venv-vision: torchvision, other trainers, another torch than the tests; only where it was made."""
     commands = Path(__file__).parents[1] / ".venv-vision" / "bin"
-    if not (commands / "instep").exists():
-        _lack("there is no .venv-vision (make vision)")
+    if not all((commands / name).exists() for name in ("instep", "accelerate")):  # an older one has no other trainers
+        _lack("there is no .venv-vision, or not with all that belongs in it (make vision)")
     return commands
 
 

@@ -16,10 +16,13 @@ import re
 import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tests.commands import HungError, Result, run_command
 from tests.launch.jobs import INSTEP
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 HERE = Path(__file__).parent / "cases"
 HEAD = re.compile(r"# CASE nproc=(\d+) kind=(\S+) ranks=(\S+) line=(\S+)(.*)")
@@ -121,14 +124,14 @@ def read(script: Path) -> Case:
     )
 
 
-def run(case: Case, folder: Path | None = None, *, instep: str = INSTEP, limit_s: float = LIMIT_S) -> Outcome:
-    """Run a case by ``instep run`` in an empty folder, and see what is said of it."""
+def run(case: Case, folder: Path | None = None, *options: str, instep: str = INSTEP) -> Outcome:
+    """Run a case by ``instep run``, with some options of its, in an empty folder, and see what is said of it."""
     if folder is None:
         with tempfile.TemporaryDirectory(prefix="instep-case-") as name:
-            return run(case, Path(name), instep=instep, limit_s=limit_s)
+            return run(case, Path(name), *options, instep=instep)
     rc, text = None, ""
     try:
-        result = start(case.script, nproc=case.nproc, cwd=folder, instep=instep, limit_s=limit_s)
+        result = start(case.script, nproc=case.nproc, cwd=folder, options=options, instep=instep)
         rc, text = result.rc, str(result)
     except HungError as hung:
         text = str(hung)
@@ -136,9 +139,17 @@ def run(case: Case, folder: Path | None = None, *, instep: str = INSTEP, limit_s
     return Outcome(case, rc, json.loads(reports[0].read_text()) if reports else {}, text)
 
 
-def start(script: Path, *words: str, nproc: int, cwd: Path, instep: str = INSTEP, limit_s: float = LIMIT_S) -> Result:
-    """Run a script by ``instep run``, to its end."""
-    argv = [instep, "run", "--nproc", str(nproc), str(script), *words]
+def start(
+    script: Path,
+    *words: str,
+    nproc: int,
+    cwd: Path,
+    options: Sequence[str] = (),
+    instep: str = INSTEP,
+    limit_s: float = LIMIT_S,
+) -> Result:
+    """Run a script by ``instep run``, to its end; the words are for the script."""
+    argv = [instep, "run", "--nproc", str(nproc), *options, str(script), *words]
     return run_command(argv, limit_s=limit_s, cwd=cwd, env={"OMP_NUM_THREADS": "1"})
 
 
