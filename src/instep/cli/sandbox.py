@@ -357,4 +357,5 @@ def _signals() -> Iterator[None]:
         raise typer.Exit(128 + (came[0] if came else signal.SIGINT)) from None
     finally:
         for number, handler in before.items():
-            signal.signal(number, handler)
+            if not came:  # else this process is on its way out, and stays deaf
+                signal.signal(number, handler)

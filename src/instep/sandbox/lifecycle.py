@@ -229,6 +229,7 @@ def _await_login(sandbox: Sandbox, machine: Machine, deadline: float, enough: th
             capture_output=True,
             text=True,
             check=False,
+            env={**os.environ, state.MARKER: str(sandbox.folder)},  # if this process is killed, it is found
         )
         if done.returncode == 0:
             return
