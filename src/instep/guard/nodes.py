@@ -17,13 +17,14 @@ import struct
 import time
 from contextlib import suppress
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from instep.guard import storage
+from instep.guard.processes import LAST_WORDS
 from instep.guard.records import Beat, Frame, Group, Process, View
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
 _LENGTH = struct.Struct("!I")
@@ -32,6 +33,7 @@ _MOST_BYTES_OF_STRANGERS = 4096
 _SEND_S = 2.0
 _CONNECT_S = 3.0
 _STRANGER_S = 5.0
+_STACKS_S = 0.8
 _STILL_S = 0.4  # of a rank that moves only the user's line is told
 
 
@@ -39,8 +41,24 @@ class LostError(Exception):
     """The other side has gone, or speaks nonsense."""
 
 
+class Line(Protocol):
+    """What messages travel on."""
+
+    def fileno(self) -> int:
+        """For poll."""
+
+    def send(self, message: Mapping[str, Any]) -> None:
+        """Send, or raise :class:`LostError`."""
+
+    def receive(self) -> list[dict[str, Any]]:
+        """What has come, without waiting; :class:`LostError` once the other side has gone and nothing is left."""
+
+    def close(self) -> None:
+        """End it."""
+
+
 class Link:
-    """One connection."""
+    """One connection over TCP."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._socket = connection
@@ -171,6 +189,8 @@ class Remote:
         codes: exit codes of the ranks that have ended.
         stacks: texts of all ranks, once they were asked for and have come.
         is_lost: the leaf has gone before its ranks have.
+        told_at: when it last gave signs of life, by the monotonic clock; 0 before.
+        last_words: the end of what a rank has written.
 
     """
 
@@ -180,7 +200,9 @@ class Remote:
         self.codes: dict[int, int | None] = {}
         self.stacks: dict[int, str] | None = None
         self.is_lost = False
-        self.link: Link | None = None
+        self.told_at = 0.0
+        self.last_words: Callable[[int], str] = lambda _: ""
+        self.link: Line | None = None
         self._views: dict[int, View] = {}
         self._viewed_at = 0.0
         self._asked = self._answer = 0
@@ -229,6 +251,8 @@ class Remote:
                 beat = view.beat
             if rank in exit_codes and process.alive:
                 process = Process(alive=False, exit_code=exit_codes[rank])
+            if not process.alive and process.exit_code != 0 and not process.last_words:
+                process = replace(process, last_words=self.last_words(rank)[-LAST_WORDS:])
             silent = max(0.0, now - beat.time_s) if beat else 0.0
             age = view.age_s + since if view.snapshot else 0.0
             found.append(replace(view, process=process, age_s=age, beat=beat, silent_s=silent))
@@ -242,7 +266,8 @@ class Remote:
 
     def _take(self, message: dict[str, Any]) -> None:
         if "now" in message:
-            shift = time.monotonic() - float(message["now"])
+            self.told_at = time.monotonic()
+            shift = self.told_at - float(message["now"])
             for told in message.get("beats", ()):
                 beat = _beat(told, shift)
                 self.beats[beat.rank] = beat
@@ -253,6 +278,23 @@ class Remote:
                 self._answer = int(message["answer"])
         if "stacks" in message:
             self.stacks = {int(rank): str(text) for rank, text in message["stacks"].items()}
+
+
+def ask_stacks(remotes: Sequence[Remote]) -> None:
+    """Have all ranks of these nodes write their stacks."""
+    for remote in remotes:
+        remote.stacks = None
+        remote.send({"stacks": True})
+
+
+def take_stacks(remotes: Sequence[Remote]) -> dict[int, str]:
+    """The stacks that were asked for, waited for a moment."""
+    deadline = time.monotonic() + _STACKS_S
+    while time.monotonic() < deadline and any(one.link and one.stacks is None for one in remotes):
+        time.sleep(0.02)
+        for remote in remotes:
+            remote.pump()
+    return {rank: text for remote in remotes for rank, text in (remote.stacks or {}).items()}
 
 
 class Hub:

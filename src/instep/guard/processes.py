@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 _TICKS = os.sysconf("SC_CLK_TCK")
 _SPAN_S = 1.5  # over which the CPU share is taken: shorter, and one tick of the kernel's clock would be much
 _MOST_CHILDREN = 256
-_LAST_WORDS = 16_000  # characters
+LAST_WORDS = 16_000  # characters
 # Of x86-64, those in which a Python program sleeps. Elsewhere the kernel function alone is told.
 _CALLS = {
     0: "read", 1: "write", 7: "poll", 23: "select", 35: "nanosleep", 42: "connect", 43: "accept", 44: "sendto",
@@ -56,7 +56,7 @@ class Processes:
         """
         if exit_code is not None:
             words = self._last_words(rank) if exit_code else ""
-            return Process(alive=False, state="", exit_code=exit_code, last_words=words[-_LAST_WORDS:])
+            return Process(alive=False, state="", exit_code=exit_code, last_words=words[-LAST_WORDS:])
         if pid is None:
             return Process(alive=True)
         self.sample(rank, pid)
@@ -75,7 +75,7 @@ class Processes:
             state=state,
             busy=round(busy, 3),
             waits_in=_waits_in(pid) if state not in {"R", ""} else "",
-            last_words=words[-_LAST_WORDS:],
+            last_words=words[-LAST_WORDS:],
             woke_s=self._woke_s(rank, pid),
         )
 

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from instep.guard import folders, report, stacks, storage
-from instep.guard.nodes import Hub, Link, LostError, Remote, connect
+from instep.guard.nodes import Hub, Link, LostError, Remote, ask_stacks, connect, take_stacks
 from instep.guard.report import near
 from instep.guard.watch import LOOK_S, Found, Watch
 from instep.guard.witness import Witness
@@ -37,7 +37,6 @@ _SUSPECT_S = 8.0
 _KILL_S = 2.0  # what a rank has to leave by itself
 _CULPRIT_S, _OTHERS_S = 0.5, 0.65  # after the order, when all recorders have seen it
 _SOON_S = 0.05  # while a leaf looks for its hub
-_REMOTE_STACKS_S = 0.8
 _LINGER_S = 0.4  # what the ranks of other nodes have to end after those of this one
 _AFTER_FAILURE_S = 5.0  # a launcher ends the other ranks of one that has failed: no verdict on that
 
@@ -283,16 +282,9 @@ class SideCar:
             self._teller.tell(found, {})
             return
         alive = {rank: pid for rank, pid in self._ranks.pids.items() if rank not in self._ranks.codes}
-        for remote in self._remotes:
-            remote.stacks = None
-            remote.send({"stacks": True})
+        ask_stacks(self._remotes)
         texts = stacks.collect(self._folder, alive, found.views)
-        deadline = time.monotonic() + _REMOTE_STACKS_S
-        while time.monotonic() < deadline and any(one.link and one.stacks is None for one in self._remotes):
-            time.sleep(0.02)
-            self._all_codes()
-        for remote in self._remotes:
-            texts |= remote.stacks or {}
+        texts |= take_stacks(self._remotes)
         self._teller.tell(found, texts)
         self._has_ended = True
         for remote in self._remotes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import time
 import traceback
 from contextlib import suppress
 from functools import partial
@@ -12,21 +13,24 @@ from typing import TYPE_CHECKING, Any
 
 from instep.guard import report, stacks, storage
 from instep.guard.folders import make_folder
-from instep.guard.watch import Found, Watch
+from instep.guard.nodes import ask_stacks, take_stacks
+from instep.guard.watch import LOOK_S, Found, Watch
 from instep.launch.failure import may_follow
 from instep.launch.telling import near
 from instep.runs import EXIT_OUT_OF_STEP
 from instep.runs.record import write_whole
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
+    from instep.guard.nodes import Remote
     from instep.launch.failure import Event
     from instep.launch.output import Output
     from instep.launch.plan import Plan
     from instep.launch.telling import Teller
 
+_SILENT_S = 1.5  # signs of life come four times a second
 _WORDS = 200  # lines at the end of a rank's log: what gloo says stands above the stacks of all threads
 
 
@@ -39,8 +43,17 @@ class Guarding:
 
     """
 
-    def __init__(self, plan: Plan, run: Path, output: Output, teller: Teller) -> None:
+    def __init__(
+        self, plan: Plan, run: Path, output: Output, teller: Teller, nodes: Sequence[Remote] | None = None
+    ) -> None:
         """Begin; the ranks are not there yet.
+
+        Args:
+            plan: what is done.
+            run: the run folder.
+            output: of the ranks.
+            teller: makes the lines that are said.
+            nodes: where agents see the ranks for us; None: they are children of this process.
 
         Raises:
             OSError: no folder can be made.
@@ -53,13 +66,33 @@ class Guarding:
         self._teller = teller
         self._broken = self._has_ended = False
         self._said: list[dict[str, Any]] = []
+        self._nodes = nodes or ()
+        self._is_here = nodes is None
+        for node in self._nodes:
+            node.last_words = self._last_words
         self._watch = Watch(
             self.folder,
             plan.world_size,
             plan.host,
             suspect_s=plan.suspect_s,
-            last_words=lambda rank: "\n".join(output.logs[rank].tail(_WORDS)),
+            last_words=self._last_words,
+            ranks=None if self._is_here else (),
+            nodes=self._nodes,
         )
+
+    def _last_words(self, rank: int) -> str:
+        return "\n".join(self._output.logs[rank].tail(_WORDS))
+
+    def _own(self, pids: Mapping[int, int]) -> Mapping[int, int]:
+        """Those that mean something on this machine."""
+        return pids if self._is_here else {}
+
+    def _is_blind(self) -> bool:
+        """Whether a machine does not tell what it sees: then nobody can say who waits for whom, and it may be lost."""
+        for node in self._nodes:
+            node.pump()
+        latest = time.monotonic() - _SILENT_S
+        return any(not node.has_ended and (node.link is None or node.told_at < latest) for node in self._nodes)
 
     @property
     def next_at(self) -> float:
@@ -68,7 +101,10 @@ class Guarding:
 
     def look(self, pids: Mapping[int, int], exit_codes: Mapping[int, int]) -> Found | None:
         """Look at the ranks; a verdict that ends the job, or None. All else is told here."""
-        found = self._safely(partial(self._watch.look, pids, exit_codes))
+        if time.monotonic() >= self.next_at and self._is_blind():
+            self._watch.next_at = time.monotonic() + LOOK_S
+            return None
+        found = self._safely(partial(self._watch.look, self._own(pids), exit_codes))
         notes = self._watch.take_notes()
         if notes:
             self._output.say([self._teller.note(line) for line in notes])
@@ -76,9 +112,9 @@ class Guarding:
 
     def explain(self, event: Event, pids: Mapping[int, int], exit_codes: Mapping[int, int]) -> Found | None:
         """Before a rank is blamed for its failure: whether that follows from ranks that are out of step."""
-        if not may_follow(event):
+        if not may_follow(event) or self._is_blind():
             return None
-        found = self._safely(partial(self._watch.final, pids, exit_codes))
+        found = self._safely(partial(self._watch.final, self._own(pids), exit_codes))
         if found is None or not found.verdict.proven or _is_own_failure(found):
             return None
         return self._weighed(found, pids)
@@ -141,7 +177,7 @@ class Guarding:
         end = f"see it again: instep why {near(self._run)}"
         if not found.verdict.silent:
             with suppress(OSError):
-                stacks.write(self._run / "stacks", found.views, stacks.collect(self.folder, pids, found.views))
+                stacks.write(self._run / "stacks", found.views, self._stacks(found, pids))
             done = f"job ended (exit code {EXIT_OUT_OF_STEP})" if ends else "the job goes on (--guard warn)"
             end = f"{done}. Stacks of all ranks: {near(self._run / 'stacks')}   ·   again: instep why {near(self._run)}"
         first, *others = self._said
@@ -150,6 +186,10 @@ class Guarding:
             write_whole(self._run / "desync.json", json.dumps(whole, indent=2).encode() + b"\n")
         lines = report.text(found.verdict, found.after_s, end=end).splitlines()
         self._output.say(self._teller.verdict(lines, silent=found.verdict.silent))
+
+    def _stacks(self, found: Found, pids: Mapping[int, int]) -> dict[int, str]:
+        ask_stacks(self._nodes)
+        return stacks.collect(self.folder, self._own(pids), found.views) | take_stacks(self._nodes)
 
     def close(self) -> None:
         """Remove the folder."""

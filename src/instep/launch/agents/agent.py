@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     import subprocess
     from collections.abc import Callable, Mapping
 
+    from instep.launch.agents.witnessing import Witnessing
     from instep.launch.preflight.meeting import Listener
 
 _CHUNK = 1 << 16
@@ -105,6 +106,7 @@ class Agent:
         self._most_files = 0
         self._listener: Listener | None = None
         self._child: subprocess.Popen[bytes] | None = None
+        self._witnessing: Witnessing | None = None
         self._is_paused = False
         self._is_pumping = True
         self._answers: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
@@ -124,6 +126,7 @@ class Agent:
             "pause": self._pause,
             "execute": self._execute,
             "end": self._end,
+            "guard": self._see,
         }
         self._selector.register(channel.source, selectors.EVENT_READ, self._obey)
         self._selector.register(self._wake, selectors.EVENT_READ, self._tell_answers)
@@ -135,11 +138,19 @@ class Agent:
             self._selector.register(signals, selectors.EVENT_READ, partial(self._pass_on, signals))
             while not self._channel.is_closed and not self._is_silent():
                 self._mind_the_flow()
-                for key, _ in self._selector.select(0.1 if self._child else 1.0):
+                for key, _ in self._selector.select(self._pause_s()):
                     if key.fd in self._selector.get_map():
                         key.data()
                 self._look_after_child()
+                if self._witnessing is not None:
+                    self._witnessing.tick(time.monotonic())
             self._leave(1)
+
+    def _pause_s(self) -> float:
+        longest = 0.1 if self._child else 1.0
+        if self._witnessing is None:
+            return longest
+        return max(0.0, min(longest, self._witnessing.next_at - time.monotonic()))
 
     def _is_silent(self) -> bool:
         if self._is_paused or not self._given or time.monotonic() - self._channel.heard_at < SILENT_S:
@@ -216,6 +227,8 @@ class Agent:
         self._most_files = self._most_files or raise_file_limit(ranks)
         self._preset = preset
         environ = {**self._environ, **preset}
+        if self._given.get("guard"):
+            environ["INSTEP_GUARD"] = ""  # its recorder is imported once; the folder comes with the job
         self._server = ForkServer(
             target, host=self._given["host"], environ=environ, cwd=self._given["cwd"], reads_stdin=False
         )
@@ -288,6 +301,7 @@ class Agent:
         folder = Path(told["folder"])
         with suppress(OSError):  # where each machine has its own copy, it has its own run folder, too
             (folder / "log").mkdir(parents=True, exist_ok=True)
+        watched = self._begin_witnessing(place, told["restart"])
         outputs = [self._pipes.make(rank) for rank in place.ranks]
         self._server.start(
             place=place,
@@ -297,10 +311,34 @@ class Agent:
             outputs=outputs,
             most_files=self._most_files,
             restarts=(told["restart"], told["max_restarts"]),
-            variables={**variables, "INSTEP_RUN": str(folder)},
+            variables={**variables, **watched, "INSTEP_RUN": str(folder)},
         )
         for end in (end for pair in outputs for end in pair):
             os.close(end)
+
+    def _begin_witnessing(self, place: Place, restart: int) -> dict[str, str]:
+        """Let the launcher's guard see the ranks; returns the variables that their recorders need."""
+        self._end_witnessing()
+        if not self._given.get("guard") or place.world_size == 1:
+            return {}
+        from instep.launch.agents.witnessing import Witnessing
+
+        try:
+            self._witnessing = Witnessing(place, self._given["host"], restart, self._channel)
+        except OSError as error:
+            print(f"the ranks are not watched: no folder for their records ({error})", file=sys.stderr, flush=True)
+            return {}
+        return {"INSTEP_GUARD": str(self._witnessing.folder)}
+
+    def _end_witnessing(self) -> None:
+        if self._witnessing is not None:
+            self._witnessing.close()
+            self._witnessing = None
+
+    def _see(self, told: list[Any]) -> None:
+        """The guard wants to know something."""
+        if self._witnessing is not None:
+            self._witnessing.take(told)
 
     def _signal(self, told: dict[str, Any]) -> None:
         if self._child is not None:
@@ -364,13 +402,28 @@ class Agent:
         if found:
             self._pipes.drain()
         for message in found:
+            self._see_ranks(message)
             if message.keys() & {"swept", "lost"}:
+                self._end_witnessing()
                 server = self._forget_server()
                 if "swept" in message:
                     server.end()
                 self._pipes.close()
                 self._stop_listening()
             self._channel.send(message)
+
+    def _see_ranks(self, message: Mapping[str, Any]) -> None:
+        """What the guard has to know of them, before the launcher hears of it."""
+        if self._witnessing is None:
+            return
+        if "started" in message:
+            self._witnessing.started(message["started"])
+        elif "ended" in message:
+            rank = message["ended"]["rank"]
+            text = self._witnessing.ended(rank, message["ended"]["status"])
+            if text:
+                data = base64.b64encode(text).decode()
+                self._channel.send({"output": {"rank": rank, "stream": 2, "data": data}})
 
     def _look_after_child(self) -> None:
         if self._child is not None and self._child.poll() is not None:
@@ -387,6 +440,7 @@ class Agent:
         if self._server is not None:
             self._server.kill()
         kin.end_descendants(0, 0)
+        self._end_witnessing()
         self._channel.flush()
         os._exit(code)
 

@@ -191,13 +191,21 @@ class RemoteServer:
         self.host, self.ranks = connection.host, ranks
         self._connection = connection
         self._heard: list[dict[str, Any]] = []
+        self._guard: list[Sequence[Any]] = []
         self._is_lost = False
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether there is no agent any more."""
+        return self._connection.is_lost
 
     @property
     def next_at(self) -> float | None:
         """When to see whether it still lives."""
         if self._is_lost:
             return None
+        if self._heard:  # it came while the guard was listening
+            return 0.0
         if self._connection.channel.waiting:
             return time.monotonic() + 0.05
         return self._connection.silent_at
@@ -233,7 +241,23 @@ class RemoteServer:
             return None
         if kind == "lost":
             self._is_lost = True
+        elif kind == "guard":
+            self._guard.append(told)
         return message if kind in {"started", "swept", "lost"} else None
+
+    def take_guard(self) -> list[Sequence[Any]]:
+        """What the guard's witness there has said; all that comes besides waits for :meth:`hear`."""
+        for message in self._connection.hear():
+            if "guard" in message:
+                self._guard.append(message["guard"])
+            else:
+                self._heard.append(message)
+        told, self._guard = self._guard, []
+        return told
+
+    def ask_guard(self, told: Sequence[Any]) -> None:
+        """Tell the guard's witness something."""
+        self._connection.ask("guard", told)
 
     def signal(self, number: int, ranks: Sequence[int] | None = None) -> None:
         """Send a signal to these ranks, or to all of this machine."""

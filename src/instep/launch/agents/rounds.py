@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from instep.errors import RunError
 from instep.launch.agents.crew import together
 from instep.launch.agents.remote import RemoteServer
+from instep.launch.agents.watching import guard_over
 from instep.launch.command import StoppedError
 from instep.launch.conduct import Conduct
 from instep.launch.plan import make_plan
@@ -135,14 +136,6 @@ class Rounds:
         teller = run.reporter.teller
         run.say([teller.note(line) for line in self._preflight.notes])
         run.say(teller.start(plan, port, run.folder))
-        if plan.guard != "off" and plan.world_size > 1:
-            run.say(
-                [
-                    teller.note(
-                        "the guard does not watch ranks that agents start, unless they call instep.init(guard=True)"
-                    )
-                ]
-            )
         self._crew.on_words = lambda host, lines: run.say([f"[{host}] {line}" for line in lines])
         return run
 
@@ -164,7 +157,12 @@ class Rounds:
                 },
             )
             servers.append(RemoteServer(connection, node.place.ranks))
-        return run.watch(servers, self._signals)
+        guarding = guard_over(run, servers)
+        try:
+            return run.watch(servers, self._signals, guarding)
+        finally:
+            if guarding is not None:
+                guarding.close()
 
     def finish(self, run: Conduct) -> None:
         """When the agents have gone: what was found on machines that were lost."""

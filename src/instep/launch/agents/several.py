@@ -144,6 +144,7 @@ def _rounds(request: Request, hostlist: HostList, wish: Wish) -> Iterator[Rounds
             "nproc": request.nproc,
             "device": request.device,
             "slots": host.slots,
+            "guard": request.guard != "off",
         }
 
     with Signals() as signals, Heart() as heart, ExitStack() as at_end:
