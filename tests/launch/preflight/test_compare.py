@@ -88,18 +88,23 @@ NO_FOLDER = {"cwd": {"path": "/work", "there": False, "writable": False}}
             "torch  2.13.0  2.13.0+cpu ✗  2.13.0",
             "on n2:  /venv/bin/python -m pip install torch==2.13.0",
         ),
-        (MISSING, "", "script  bbbbbbbb  missing ✗  bbbbbbbb", "share the folder, or copy it:  --sync"),
+        (
+            MISSING,
+            "",
+            "script  bbbbbbbb  missing ✗  bbbbbbbb",
+            "on n2 there is no /work/train.py\nrun in a folder that all",
+        ),
         (
             {"script": {"path": "/work/train.py", "hash": C, "why": ""}},
             "",
             "script  bbbbbbbb  cccccccc ✗  bbbbbbbb",
-            "on n2 it is not the /work/train.py of here (bbbbbbbb)",
+            "on n2 /work/train.py is another one than here (bbbbbbbb)",
         ),
         (
             NO_FOLDER,
             "",
             "folder  there  missing ✗  there",
-            "on n2 there is no /work: share it, or copy it there:  --sync",
+            "on n2 there is no /work\nrun in a folder that all machines share; or let instep copy the code:  --sync",
         ),
         ({}, "not shared", "runs folder  shared  not shared ✗  shared", "--own-copies"),
         (
@@ -137,7 +142,7 @@ def test_all_differences_in_one_table() -> None:
         "script       bbbbbbbb  missing ✗  bbbbbbbb  bbbbbbbb",
         "runs folder  shared    shared     shared    not shared ✗",
     )
-    assert len(found.cure.splitlines()) == 4
+    assert len(found.cure.splitlines()) == 4, found.cure
 
 
 def test_of_two_and_two_the_first_is_right() -> None:

@@ -19,6 +19,9 @@ _FEW_FILES = 4096
 _LITTLE_MEMLOCK = 64 << 20
 _WIDE = 110  # characters of a table with a column for each machine; above, a line for each
 _ODD = " ✗"
+_SHARE = """\
+run in a folder that all machines share; or let instep copy the code:  --sync
+or, if each machine has its own copy of the code, and you know that they are alike:  --own-copies"""
 
 
 @dataclass(frozen=True)
@@ -153,7 +156,8 @@ def _torch(facts: Sequence[Mapping[str, Any]], hosts: Sequence[str]) -> _Row:
 
 def _install(facts: Sequence[Mapping[str, Any]], hosts: Sequence[str], odd: Sequence[bool], what: str) -> str:
     python = next((one["executable"] for one, is_odd in zip(facts, odd, strict=True) if is_odd), "python")
-    return f"on {_on(hosts, odd)}:  {shlex.quote(python)} -m pip install {shlex.quote(what)}"
+    local = "      (from the index that the others have it from)" if "+" in what else ""
+    return f"on {_on(hosts, odd)}:  {shlex.quote(python)} -m pip install {shlex.quote(what)}{local}"
 
 
 def _instep(facts: Sequence[Mapping[str, Any]], hosts: Sequence[str], here: Mapping[str, Any]) -> _Row:
@@ -170,7 +174,7 @@ def _folder(facts: Sequence[Mapping[str, Any]], hosts: Sequence[str]) -> _Row:
     odd = [not one["cwd"]["there"] for one in facts]
     cells = ["missing" if is_odd else "there" for is_odd in odd]
     path = facts[0]["cwd"]["path"]
-    return _Row("folder", cells, odd, f"on {_on(hosts, odd)} there is no {path}: share it, or copy it there:  --sync")
+    return _Row("folder", cells, odd, f"on {_on(hosts, odd)} there is no {path}\n{_SHARE}")
 
 
 def _script(facts: Sequence[Mapping[str, Any]], hosts: Sequence[str], here: Mapping[str, Any]) -> _Row:
@@ -178,8 +182,11 @@ def _script(facts: Sequence[Mapping[str, Any]], hosts: Sequence[str], here: Mapp
     odd = [one["script"]["hash"] != right for one in facts]
     cells = [_short(one["script"]["hash"]) or one["script"]["why"] for one in facts]
     path = here["script"]["path"]
-    cure = f"on {_on(hosts, odd)} it is not the {path} of here ({_short(right)}): share the folder, or copy it:  --sync"
-    return _Row("script", cells, odd, cure)
+    missing = [is_odd and one["script"]["hash"] is None for one, is_odd in zip(facts, odd, strict=True)]
+    other = [is_odd and not is_missing for is_odd, is_missing in zip(odd, missing, strict=True)]
+    cure = f"on {_on(hosts, missing)} there is no {path}\n" if any(missing) else ""
+    cure += f"on {_on(hosts, other)} {path} is another one than here ({_short(right)})\n" if any(other) else ""
+    return _Row("script", cells, odd, cure + _SHARE)
 
 
 def _short(digest: str | None) -> str:
@@ -199,11 +206,7 @@ def _clock(answers: Sequence[Answer]) -> _Row:
 def _shared(answers: Sequence[Answer]) -> _Row:
     odd = [bool(answer.folder) for answer in answers]
     cells = [answer.folder or "shared" for answer in answers]
-    cure = (
-        "run in a folder that all machines share; or let instep copy the code:  --sync\n"
-        "or, if each machine has its own copy of the code, and you know that they are alike:  --own-copies"
-    )
-    return _Row("runs folder", cells, odd, cure)
+    return _Row("runs folder", cells, odd, _SHARE)
 
 
 def _code(facts: Sequence[Mapping[str, Any]]) -> _Row:
@@ -227,7 +230,7 @@ def _error(rows: Sequence[_Row], hosts: Sequence[str]) -> RunError:
     wide = table(columns)
     if max(len(line) for line in wide) > _WIDE:
         wide = table(_only_odd(rows, columns))
-    cures = list(dict.fromkeys(row.cure for row in rows))
+    cures = dict.fromkeys(line for row in rows for line in row.cure.splitlines())
     return RunError("the machines are not alike", evidence=wide, cure="\n".join(cures))
 
 
