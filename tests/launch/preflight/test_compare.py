@@ -181,6 +181,13 @@ def test_own_copies() -> None:
     assert "model.py" in missing.cure
 
 
+def test_what_will_be_copied_does_not_matter_yet() -> None:
+    differing = answers({}, {**MISSING, **NO_FOLDER, "code": {}})
+    assert check(differing, facts(), own_copies=True, to_be_copied=True) == []
+    with pytest.raises(RunError, match="not alike"):
+        check(answers({}, {"torch": "2.12.0"}), facts(), own_copies=True, to_be_copied=True)
+
+
 @pytest.mark.parametrize(
     ("change", "note"),
     [

@@ -189,6 +189,7 @@ class Preflight:
         self._request, self._wish, self._crew = request, wish, crew
         self._is_alone = all(ssh.is_here(host) for host in crew.hosts.values())
         self._own_copies = wish.own_copies or wish.sync
+        self.to_be_copied = False  # a dry run copies nothing, so what the folders hold does not matter yet
         self.notes: list[str] = []
 
     def sites(self, names: Sequence[str]) -> tuple[list[Site], int]:
@@ -227,7 +228,9 @@ class Preflight:
                 )
                 for name in names
             ]
-        self.notes = compare.check(answers, own, own_copies=self._own_copies or self._is_alone)
+        self.notes = compare.check(
+            answers, own, own_copies=self._own_copies or self._is_alone, to_be_copied=self.to_be_copied
+        )
         return answers
 
     def _meet(self, names: Sequence[str], known: Sequence[Mapping[str, Any]]) -> tuple[meeting.Meeting, int]:

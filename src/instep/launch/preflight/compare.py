@@ -71,13 +71,16 @@ class _Row:
     cure: str
 
 
-def check(answers: Sequence[Answer], here: Mapping[str, Any], *, own_copies: bool = False) -> list[str]:
+def check(
+    answers: Sequence[Answer], here: Mapping[str, Any], *, own_copies: bool = False, to_be_copied: bool = False
+) -> list[str]:
     """See whether these machines can run one job.
 
     Args:
         answers: of all machines, the main one first.
         here: the launcher's own facts, gathered with the same question: its script and its instep are the right ones.
         own_copies: the user says that each machine has its own copy of the folder.
+        to_be_copied: the folder will be copied there first: what it holds now does not matter.
 
     Returns:
         lines on differences that do not hinder, "" free.
@@ -87,7 +90,7 @@ def check(answers: Sequence[Answer], here: Mapping[str, Any], *, own_copies: boo
 
     """
     _no_machine_twice(answers)
-    rows = [row for row in _rows(answers, here, own_copies=own_copies) if any(row.odd)]
+    rows = [row for row in _rows(answers, here, own_copies=own_copies, to_be_copied=to_be_copied) if any(row.odd)]
     if rows:
         raise _error(rows, [answer.host for answer in answers])
     return _notes(answers)
@@ -113,18 +116,14 @@ def _addresses(facts: Mapping[str, Any]) -> str:
 # ---- what has to be alike
 
 
-def _rows(answers: Sequence[Answer], here: Mapping[str, Any], *, own_copies: bool) -> list[_Row]:
+def _rows(answers: Sequence[Answer], here: Mapping[str, Any], *, own_copies: bool, to_be_copied: bool) -> list[_Row]:
     facts = [answer.facts for answer in answers]
     hosts = [answer.host for answer in answers]
-    rows = [
-        _python(facts, hosts),
-        _torch(facts, hosts),
-        _instep(facts, hosts, here),
-        _folder(facts, hosts),
-        _script(facts, hosts, here),
-        _clock(answers),
-    ]
-    return rows + ([_code(facts)] if own_copies else [_shared(answers)])
+    rows = [_python(facts, hosts), _torch(facts, hosts), _instep(facts, hosts, here), _clock(answers)]
+    if to_be_copied:
+        return rows
+    rows += [_folder(facts, hosts), _script(facts, hosts, here)]
+    return [*rows, _code(facts) if own_copies else _shared(answers)]
 
 
 def _usual(values: Sequence[Any]) -> Any:
