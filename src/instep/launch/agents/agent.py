@@ -410,6 +410,8 @@ class Agent:
                     server.end()
                 self._pipes.close()
                 self._stop_listening()
+                self._channel.send(message)
+                return  # what comes after "swept" is that the server has left
             self._channel.send(message)
 
     def _see_ranks(self, message: Mapping[str, Any]) -> None:

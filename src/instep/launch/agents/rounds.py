@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from instep.launch.supervisor import Supervisor
 
 _LONGEST_PAUSE_S = 60.0
-_MOMENT_S = 1.0  # for machines that are late, where enough of them are there
-_LATE_S = 5.0  # the same after a restart: one that was cut off or reboots
+_MOMENT_S = 1.0  # for machines that are late, where as many are there as may be
+_LATE_S = 11.0  # the same where the fewest are there: ssh gives up connecting after 10 s
 _AGAIN_S = 2.0  # between attempts to reach a machine
 _NO_RESTART = {75, 130, 2}  # saved and wants to be started anew; Ctrl-C; wrong use
 
@@ -93,12 +93,13 @@ class Rounds:
         members = self._first()
         said: list[str] = []
         self._sync(members, said.extend, dry_run=True)
+        self._preflight.to_be_copied = self._wish.sync
         plan, port = self._plan(members, 0)
         return plan, port, said + self._preflight.notes
 
     def _first(self) -> list[str]:
         self._crew.start(self._crew.hosts)
-        return self._assemble(self._wish.node_wait if self._wish.nodes else 0.0, _MOMENT_S)
+        return self._assemble(self._wish.node_wait if self._wish.nodes else 0.0)
 
     def _sync(self, members: Sequence[str], say: Callable[[list[str]], object], *, dry_run: bool = False) -> None:
         """Copy the working folder to those that are not this machine."""
@@ -170,12 +171,14 @@ class Rounds:
 
     # Who takes part
 
-    def _assemble(self, wait_s: float, moment_s: float) -> list[str]:
+    def _assemble(self, wait_s: float) -> list[str]:
         """The machines of the next round: those that answer, in the user's order.
+
+        With as many as there may be, a moment is left for one that stands before them in the list; with fewer, all that
+        may still answer are waited for.
 
         Args:
             wait_s: how long to wait until the fewest are there; 0: a machine that fails is not tried again.
-            moment_s: how long to wait for more of them then.
 
         Raises:
             RunError: there are too few.
@@ -186,33 +189,32 @@ class Rounds:
         deadline = time.monotonic() + wait_s
         enough_at: float | None = None
         while True:
-            now, up = time.monotonic(), crew.up()
-            if len(up) == len(crew.hosts):
-                break
-            if len(up) >= self._least:
+            now, up, coming = time.monotonic(), crew.up(), crew.coming()
+            if len(up) < self._least:
+                enough_at = None
+                if now < deadline:
+                    self._retry(now)
+                elif not coming:
+                    raise self._too_few(up)
+            else:
                 enough_at = enough_at or now
-                full = len(up) >= self._most
-                if not crew.coming() or (now > enough_at + moment_s and (full or now > enough_at + 2 * _LATE_S)):
-                    break
-            elif not crew.coming() and now >= deadline:
-                raise self._too_few(up)
-            elif now < deadline:
-                self._retry(now)
+                if not coming or now > enough_at + (_MOMENT_S if len(up) >= self._most else _LATE_S):
+                    return up[: self._most]
             crew.wait(0.2)
-        return crew.up()[: self._most]
 
     def _retry(self, now: float) -> None:
         """Try those again that have failed."""
         crew = self._crew
-        late = [
-            name for name in crew.failures if crew.connections[name].is_lost and now - crew.started_at[name] > _AGAIN_S
-        ]
-        crew.start(late)
+        lost = [name for name, one in crew.connections.items() if one.is_lost]
+        crew.start([name for name in lost if now - crew.started_at[name] > _AGAIN_S])
 
     def _too_few(self, up: Sequence[str]) -> RunError:
-        failed = {name: self._crew.failures[name] for name in self._crew.hosts if name in self._crew.failures}
+        crew = self._crew
+        failed = {
+            name: crew.failures.get(name) or RunError(one.why) for name, one in crew.connections.items() if one.is_lost
+        }
         error = together(failed)
-        if self._least == len(self._crew.hosts) and not self._wish.nodes:
+        if self._least == len(crew.hosts) and not self._wish.nodes:
             return error
         return RunError(
             f"{len(up)} of the {self._least} machines that are needed answer; missing: {', '.join(failed)}",
@@ -233,4 +235,4 @@ class Rounds:
         crew.start(lost, connect_s=5.0)
         crew.rest(pause)
         self._sync([name for name in lost if name in crew.up()], run.say)
-        return self._assemble(self._wish.node_wait, _LATE_S)
+        return self._assemble(self._wish.node_wait)
