@@ -42,7 +42,7 @@ lint: setup ## ruff, mypy --strict, and the floors of the house
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-guard-table: setup ## run all programs that fall out of step, and those that do not: is the rank right, is the line right?
+guard-table: setup vision ## run all programs that fall out of step, and those that do not: is the rank right, is the line right?
 	$(BIN)/python -m tests.guard.table
 
 bench-startup: setup ## how long a job takes that only joins and leaves, beside torchrun

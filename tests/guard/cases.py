@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 HERE = Path(__file__).parent / "cases"
+PEERS = HERE / "peers"  # programs of other trainers, for the environment that has these
 HEAD = re.compile(r"# CASE nproc=(\d+) kind=(\S+) ranks=(\S+) line=(\S+)(.*)")
 OUT_OF_STEP = 86
 LIMIT_S = 60.0

@@ -9,9 +9,13 @@ import re
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tests.commands import HungError
 from tests.guard import cases
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 HERE = Path(__file__).parent / "in_step"
 HEAD = re.compile(r"# CONTROL nproc=(\d+) rc=(\d+)(.*)")
@@ -57,12 +61,14 @@ def read(script: Path) -> Control:
     return Control(script.stem, script, int(nproc), int(rc), "long" in more.split())
 
 
-def run(control: Control, *words: str, limit_s: float = LIMIT_S) -> Ended:
-    """Run a control by ``instep run``; the words are for the program."""
+def run(control: Control, *words: str, options: Sequence[str] = ()) -> Ended:
+    """Run a control by ``instep run``, with some options of its; the words are for the program."""
     with tempfile.TemporaryDirectory(prefix="instep-control-") as name:
         rc, text = None, ""
         try:
-            result = cases.start(control.script, *words, nproc=control.nproc, cwd=Path(name), limit_s=limit_s)
+            result = cases.start(
+                control.script, *words, nproc=control.nproc, cwd=Path(name), options=options, limit_s=LIMIT_S
+            )
             rc, text = result.rc, str(result)
         except HungError as hung:
             text = str(hung)

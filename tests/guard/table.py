@@ -7,6 +7,9 @@ import sys
 from pathlib import Path
 
 from tests.guard import cases, controls
+from tests.launch.jobs import INSTEP
+
+VISION = Path(__file__).parents[2] / ".venv-vision" / "bin" / "instep"  # where the other trainers are
 
 
 def main() -> int:
@@ -15,12 +18,13 @@ def main() -> int:
     parser.add_argument("names", nargs="*", help="of cases or controls; all if none")
     parser.add_argument("--texts", type=Path, help="a folder to write what each run printed")
     args = parser.parse_args()
-    chosen = [case for case in cases.find() if not args.names or case.name in args.names]
+    peers = cases.find(cases.PEERS)
+    chosen = [case for case in [*cases.find(), *peers] if not args.names or case.name in args.names]
     outcomes = []
     if chosen:
         print(cases.HEADING)
     for case in chosen:
-        outcomes.append(cases.run(case))
+        outcomes.append(cases.run(case, instep=str(VISION) if case in peers else INSTEP))
         _keep(args.texts, case.name, outcomes[-1].text)
         print(outcomes[-1].row(), flush=True)
     ended = []

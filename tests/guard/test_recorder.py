@@ -301,6 +301,7 @@ def test_gloos_abort_leaves_the_line(tmp_path: Path) -> None:
         in_rank(folder)
         dist.all_reduce(torch.ones(2))
         size = 100 if dist.get_rank() == 0 else 20_000
+        signal.setitimer(signal.ITIMER_REAL, 2.0)  # the abort itself is held for six seconds
         dist.all_reduce(torch.ones(size))
 
     with pytest.raises((RankDiedError, RuntimeError)):
@@ -393,10 +394,9 @@ def _is_silent(folder: Path) -> Any:
 
 
 def test_a_crash_leaves_its_stack(tmp_path: Path, program: Start) -> None:
-    process = program(READY + "def crash():\n    os.abort()\ncrash()")
-    process.communicate(timeout=30)
-    assert process.returncode == -signal.SIGABRT
-    stack = storage.main_stack(storage.fatal_path(tmp_path, 0))
+    program(READY + "def crash():\n    os.abort()\ncrash()")
+    # At once; its end is held for some seconds, see test_aborts.py.
+    stack = until(lambda: storage.main_stack(storage.fatal_path(tmp_path, 0)))
     assert [name for _, _, name in stack] == ["crash", "<module>"]
     assert "Aborted" in storage.read_fatal(tmp_path, 0)
 

@@ -109,14 +109,14 @@ def test_no_verdict_on_a_race(tmp_path: Path) -> None:
         del ranks, watch
         judge.says = PROOF if len(judge.shown) % 2 == 0 else None
 
-    assert _watch_for(tmp_path, judge, 3, each=each)[0] is None
+    assert _watch_for(tmp_path, judge, 1.5, each=each)[0] is None
     assert len(judge.shown) > 2
 
 
 def test_a_suspicion_must_stand(tmp_path: Path) -> None:
-    found, _, seconds = _watch_for(tmp_path, Judge(SUSPICION), 10, suspect_s=1.5)
+    found, _, seconds = _watch_for(tmp_path, Judge(SUSPICION), 10, suspect_s=1.0)
     assert found is not None
-    assert seconds >= 1.5
+    assert seconds >= 1.0
 
 
 def test_a_suspicion_does_not_stand_while_ranks_go_on(tmp_path: Path) -> None:
@@ -124,11 +124,11 @@ def test_a_suspicion_does_not_stand_while_ranks_go_on(tmp_path: Path) -> None:
 
     def each(ranks: Ranks, watch: Watch) -> None:
         del watch
-        ranks.asked[1] = 2 + int((time.monotonic() - begin) / 0.5)
+        ranks.asked[1] = 2 + int((time.monotonic() - begin) / 0.25)
         judge.says = SUSPICION if len(judge.shown) % 3 else None  # a rank that sleeps between two steps
 
     judge = Judge(SUSPICION)
-    assert _watch_for(tmp_path, judge, 4, each=each, suspect_s=2.0)[0] is None
+    assert _watch_for(tmp_path, judge, 3.2, each=each, suspect_s=1.0)[0] is None
     assert len(judge.shown) > 2
 
 
@@ -250,7 +250,7 @@ def test_ranks_out_of_step(place: Place) -> None:
 
 
 def test_only_warned(place: Place) -> None:
-    place.write("stuck.py", MISSING.replace('"gloo")', '"gloo", timeout=datetime.timedelta(seconds=6))'))
+    place.write("stuck.py", MISSING.replace('"gloo")', '"gloo", timeout=datetime.timedelta(seconds=4))'))
     result = place.run("--nproc", 3, "--guard", "warn", "stuck.py", limit_s=60)
     assert result.rc == 1, str(result)  # as it ends by itself: torch's own timeout
     assert result.err.count("✗ ranks out of step") == 1
@@ -298,13 +298,6 @@ def test_a_rank_that_fails_by_itself_is_no_desync(place: Place, fail: str) -> No
     assert (record["outcome"], record["first_failure"]["rank"]) == ("failed", 1), str(result)
     assert "out of step" not in result.err
     assert not (place.runs[0] / "desync.json").exists()
-
-
-def test_a_main_rank_that_works_is_waited_for(place: Place) -> None:
-    work = "if rank == 0:\n    end = time.time() + 6\n    while time.time() < end:\n        sum(range(1000))\n"
-    place.write("train.py", HEAD + work + "dist.barrier()\n")
-    result = place.run("--nproc", 3, "--guard-suspect", 2, "train.py", limit_s=60).ok()
-    assert "out of step" not in result.err
 
 
 def test_the_records_go_with_the_job(place: Place) -> None:
