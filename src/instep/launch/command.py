@@ -164,7 +164,7 @@ class Command:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
-                env={**environ, VARIABLE: json.dumps(told)},
+                env={VARIABLE: json.dumps(told), **environ},  # first: see _hydra() in mpi.py
                 start_new_session=True,  # a terminal's Ctrl-C comes to the launcher alone
                 preexec_fn=partial(kin.die_with, me, signal.SIGTERM),  # noqa: PLW1509  # there are no threads yet
             )
@@ -179,8 +179,21 @@ class Command:
 
     # The beginning: until all tasks have called
 
-    def meet(self, signals: Signals, say: Callable[[Sequence[str]], None]) -> None:
+    def meet(
+        self,
+        signals: Signals,
+        say: Callable[[Sequence[str]], None],
+        *,
+        parts: Sequence[tuple[str, range]],
+        limit_s: float | None,
+    ) -> None:
         """Wait until all tasks have called.
+
+        Args:
+            signals: those that come meanwhile.
+            say: prints lines for the user.
+            parts: machines and ranks.
+            limit_s: how long to wait; None: as long as the command lives, since it may wait for a machine itself.
 
         Raises:
             RunError: the command has ended, or its tasks are not the ranks that were asked for.
@@ -198,10 +211,18 @@ class Command:
             if self.status is not None or closed:
                 self._settle()
                 raise self._error(f"{self.name} did not start the ranks{self._how()}", [])
+            if limit_s is not None and time.monotonic() > begin + limit_s:
+                count = f"{len(self.tasks)} of {self._world_size}"
+                raise self._error(f"after {limit_s:g} s {self.name} has started {count} ranks", self._missing(parts))
             if time.monotonic() > next_note:
                 said = list(self.words)
-                say([f"… {len(self.tasks)} of {self._world_size} ranks have come; {self.name}:", *said[told:]])
+                say([f"… waiting for {self.name}, {', '.join(self._missing(parts))}", *said[told:]])
                 told, next_note = len(said), time.monotonic() + 3 * _TELL_AFTER_S
+
+    def _missing(self, parts: Sequence[tuple[str, range]]) -> list[str]:
+        """Where ranks are that have not called."""
+        missing = [(host, [rank for rank in ranks if rank not in self.tasks]) for host, ranks in parts]
+        return [f"rank {', '.join(map(str, ranks))} on {host}" for host, ranks in missing if ranks]
 
     def _settle(self) -> None:
         """Read what the command says at its end."""

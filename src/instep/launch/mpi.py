@@ -161,6 +161,7 @@ def flags(
     network: Network | None = None,
     names: Sequence[str] = (),
     is_root: bool = False,
+    only: bool = False,
 ) -> list[Flag]:
     """How this mpirun starts so many ranks on each of these machines, in this order.
 
@@ -170,12 +171,13 @@ def flags(
         network: between them.
         names: variables of mpirun's own environment that the ranks are to have. Their values stay off the command line.
         is_root: whether root starts it.
+        only: the ranks on other machines are to have no more than these: MPICH gives them all.
 
     """
     network = network or Network()
     if flavour.kind == "openmpi":
         return _openmpi(flavour, hosts, network, names, is_root=is_root)
-    return _hydra(flavour, hosts, network, names)
+    return _hydra(flavour, hosts, network, names, only=only)
 
 
 def argv(flavour: Flavour, given: Sequence[Flag], command: Sequence[str]) -> list[str]:
@@ -183,15 +185,28 @@ def argv(flavour: Flavour, given: Sequence[Flag], command: Sequence[str]) -> lis
     return [flavour.program, *(word for flag in given for word in flag.words), *command]
 
 
+def argv_in_order(
+    flavour: Flavour, given: Sequence[Flag], hosts: Sequence[tuple[str, int]], command: Sequence[str]
+) -> list[str]:
+    """The command line for Open MPI where the machine that it is typed on is one of the others.
+
+    Open MPI would give that machine the first ranks. Its ways to say another order (``--map-by seq``, a rankfile) tell
+    the ranks a wrong number of machines; but the parts of a command with ``:`` it leaves in their order.
+    """
+    words = [flavour.program, *(word for flag in given if flag.words[0] not in {"--host", "-x"} for word in flag.words)]
+    variables = [word for flag in given if flag.words[0] == "-x" for word in flag.words]  # of one part each
+    for number, (name, count) in enumerate(hosts):
+        words += [*((":",) if number else ()), "-np", str(count), "--host", f"{name}:{count}", *variables, *command]
+    return words
+
+
 def _openmpi(
     flavour: Flavour, hosts: Sequence[tuple[str, int]], network: Network, names: Sequence[str], *, is_root: bool
 ) -> list[Flag]:
     is_new = flavour.version >= (5,)
-    each = ",".join(name for name, count in hosts for _ in range(count))
-    found = [Flag(("--host", each), "the machine of each rank, in the order of the ranks")]
-    seq = ("--map-by", "seq") if is_new else ("--mca", "rmaps", "seq")
-    found += [
-        Flag(seq, "in just this order; else the machine where mpirun is typed comes first"),
+    each = ",".join(f"{name}:{count}" for name, count in hosts)
+    found = [
+        Flag(("--host", each), "the machines, and ranks on each; the one where mpirun is typed comes first"),
         Flag(("--bind-to", "none"), "else every rank, with all its threads, is kept on one core"),
     ]
     if network.subnet:
@@ -217,7 +232,9 @@ def _openmpi(
     return found
 
 
-def _hydra(flavour: Flavour, hosts: Sequence[tuple[str, int]], network: Network, names: Sequence[str]) -> list[Flag]:
+def _hydra(
+    flavour: Flavour, hosts: Sequence[tuple[str, int]], network: Network, names: Sequence[str], *, only: bool
+) -> list[Flag]:
     is_intel = flavour.kind == "intelmpi"
     found = [
         Flag(("-hosts", ",".join(f"{name}:{count}" for name, count in hosts)), "the machines, and ranks on each"),
@@ -236,6 +253,8 @@ def _hydra(flavour: Flavour, hosts: Sequence[tuple[str, int]], network: Network,
             Flag((names_of[0], "ssh", names_of[1], str(network.ssh_program)), "how the other machines are reached")
         )
     if names:
-        why = "variables that the ranks are to have; their values stay off the command line"
-        found.append(Flag(("-genvlist", ",".join(names)), why))
+        why = "the ranks have all variables of here; their values stay off the command line"
+        # Of a list Hydra 4.0 forgets, on other machines, what happens to be the last variable of its environment.
+        listed = ("-genvlist", ",".join(names))
+        found.append(Flag(listed, "variables that the ranks are to have") if only else Flag(("-genvall",), why))
     return found

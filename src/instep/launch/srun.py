@@ -62,7 +62,7 @@ def allocation(environ: Mapping[str, str]) -> Allocation:
         raise RunError(
             "this is no Slurm allocation",
             evidence=[f"not set: {name}" for name in ("SLURM_JOB_ID", "SLURM_JOB_NODELIST") if not environ.get(name)],
-            cure="ask for one:  salloc --nodes=2 instep run --via slurm ...\nor submit a job:  instep run --via slurm ...",
+            cure="ask for one:  salloc --nodes=2 instep run --via slurm ...\nor submit:    instep run --via slurm ...",
         )
     hosts = tuple(nodelist.expand(text))
     wanted = any(environ.get(name) for name in ("SLURM_NTASKS", "SLURM_NPROCS", "SLURM_NTASKS_PER_NODE"))

@@ -62,17 +62,24 @@ class Mpirun:
 
     via = "mpirun"
     port_key = ""
+    limit_s: float | None = 60.0
 
     def __init__(self, flavour: mpi.Flavour, hosts: HostList, folder: Path) -> None:
         self.name, self.title = Path(flavour.program).name, flavour.title
-        self.environ: Mapping[str, str] = dict(os.environ)
+        # Those that are named to mpirun first, see _hydra() in mpi.py.
+        early = {name: os.environ[name] for name in _EARLY if os.environ.get(name)}
+        self.environ: Mapping[str, str] = {**early, **os.environ, "INSTEP_VIA": "mpirun"}
         self._flavour = flavour
         self._network = find_network(hosts, folder)
 
     def argv(self, parts: Sequence[tuple[str, int]], command: Sequence[str]) -> list[str]:
         """The command line."""
-        names = [VARIABLE, *(name for name in _EARLY if os.environ.get(name))]
-        given = mpi.flags(self._flavour, parts, network=self._network, names=names, is_root=os.geteuid() == 0)
+        names = [VARIABLE, *(name for name in _EARLY if name in self.environ)]
+        given = mpi.flags(
+            self._flavour, parts, network=self._network, names=names, is_root=os.geteuid() == 0, only=True
+        )
+        if self._flavour.kind == "openmpi" and any(is_here(name) for name, _ in parts[1:]):
+            return mpi.argv_in_order(self._flavour, given, parts, command)
         return mpi.argv(self._flavour, given, command)
 
 
@@ -100,6 +107,17 @@ def find_network(hosts: HostList, folder: Path | None = None) -> mpi.Network:
         program.write_text(f'#!/bin/sh\nexec ssh -F {shlex.quote(str(hosts.ssh_config))} "$@"\n')
         program.chmod(0o700)
     return mpi.Network(subnet, interface, hosts.ssh_config, program)
+
+
+def is_here(name: str) -> bool:
+    """Whether a machine's name is this machine's, or of one of its addresses."""
+    mine = socket.gethostname()
+    if name in {"localhost", mine, mine.partition(".")[0]}:
+        return True
+    own = {address for _, address, _ in interfaces()}
+    with suppress(OSError):
+        return any(entry[4][0] in own for entry in socket.getaddrinfo(name, 1, type=socket.SOCK_DGRAM))
+    return False
 
 
 def _ssh_name(name: str, ssh_config: Path | None) -> str:
@@ -159,6 +177,7 @@ class Srun:
     """Starts tasks by srun: see :class:`instep.launch.tasks.Starter`."""
 
     name, title, via = "srun", "srun", "slurm"
+    limit_s: float | None = None
 
     def __init__(self, granted: srun.Allocation) -> None:
         # Stable over requeues: what is written down about the port stays true. A former life that still holds it is

@@ -61,6 +61,7 @@ class Starter(Protocol):
         title: with its version.
         via: "mpirun" or "slurm".
         port_key: see :class:`instep.launch.preflight.meeting.Listener`.
+        limit_s: how long its tasks may take to call; None: as long as it lives.
         environ: what the program is started with.
 
     """
@@ -69,6 +70,7 @@ class Starter(Protocol):
     title: str
     via: str
     port_key: str
+    limit_s: float | None
     environ: Mapping[str, str]
 
     def argv(self, parts: Sequence[tuple[str, int]], command: Sequence[str]) -> list[str]:
@@ -192,7 +194,7 @@ class _Start:
             StoppedError: somebody wants an end.
 
         """
-        self._command.meet(self._signals, _say)
+        self._command.meet(self._signals, _say, parts=self._parts, limit_s=self._starter.limit_s)
         self._see_places()
         wish = self._wish
         if wish.own_copies:
