@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from instep.errors import RunError
 from instep.launch import kin
+from instep.launch.agents.ssh import environment
 from instep.launch.command import Command, StoppedError
 from instep.launch.conduct import Conduct
 from instep.launch.local import open_standard_streams
@@ -30,27 +31,6 @@ if TYPE_CHECKING:
     from typing_extensions import Self  # for the type checker only: Python has it from 3.11 on
 
     from instep.launch.supervisor import Supervisor
-
-# What belongs to a machine or a login, and not to the job.
-_OWN = {
-    *(
-        "HOME",
-        "USER",
-        "LOGNAME",
-        "PWD",
-        "OLDPWD",
-        "SHELL",
-        "HOSTNAME",
-        "TMPDIR",
-        "DISPLAY",
-        "TERM",
-        "MAIL",
-        "SHLVL",
-        "_",
-    ),
-    *("CUDA_VISIBLE_DEVICES", "COLORTERM", "TERM_PROGRAM", "TERM_PROGRAM_VERSION", "LS_COLORS"),
-}
-_OWN_PREFIXES = ("XDG_", "SSH_", "DBUS_", "SLURM_", "OMPI_", "PMI", "PRTE_", "HYDI_", "INSTEP_")
 
 
 class Starter(Protocol):
@@ -312,7 +292,7 @@ class _Start:
                     "folder": str(run.folder.absolute()),
                     "cwd": str(Path.cwd()),
                     "environ": {
-                        **shared_environ(os.environ),
+                        **environment(os.environ, ()),
                         **wish.variables,
                         **node.variables,
                         "INSTEP_RUN": str(run.folder.absolute()),
@@ -325,11 +305,6 @@ class _Start:
 
 
 _UNWATCHED = "the guard watches scripts that call instep.init(guard=True), and no others, where the ranks are started"
-
-
-def shared_environ(environ: Mapping[str, str]) -> dict[str, str]:
-    """Of the launcher's variables those that the ranks on all machines are to have. Pure."""
-    return {name: value for name, value in environ.items() if name not in _OWN and not name.startswith(_OWN_PREFIXES)}
 
 
 def _say(lines: Sequence[str]) -> None:
