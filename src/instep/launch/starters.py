@@ -7,6 +7,7 @@ import os
 import shlex
 import socket
 import subprocess
+import sys
 import tempfile
 from contextlib import suppress
 from pathlib import Path
@@ -14,9 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 from instep.errors import RunError
 from instep.launch import errand, mpi, srun
+from instep.launch.agents.ssh import is_here
 from instep.launch.preflight.facts import interfaces
 from instep.launch.task import VARIABLE
 from instep.launch.tasks import run_tasks
+from instep.world.hosts import Host
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -52,7 +55,7 @@ def run_by_mpirun(request: Request, hosts: HostList, wish: Wish, *, program: str
         result = run_tasks(request, starter, [(host.name, host.slots) for host in hosts.hosts], wish)
     if result.get("first_failure") and result["first_failure"].get("rank", 0) is None and result.get("job"):
         # mpirun or a machine was lost: what its daemons should have ended may be there still.
-        way = errand.Way(hosts.ssh_config)
+        way = errand.Way(hosts.ssh_config, wish.python or sys.executable)
         errand.send({"do": "end", "job": result["job"], "record": None, "grace": 0.0}, names, way, _SWEEP_S)
     return result
 
@@ -68,7 +71,7 @@ class Mpirun:
         self.name, self.title = Path(flavour.program).name, flavour.title
         # Those that are named to mpirun first, see _hydra() in mpi.py.
         early = {name: os.environ[name] for name in _EARLY if os.environ.get(name)}
-        self.environ: Mapping[str, str] = {**early, **os.environ, "INSTEP_VIA": "mpirun"}
+        self.environ: Mapping[str, str] = {**early, **os.environ}
         self._flavour = flavour
         self._network = find_network(hosts, folder)
 
@@ -78,7 +81,7 @@ class Mpirun:
         given = mpi.flags(
             self._flavour, parts, network=self._network, names=names, is_root=os.geteuid() == 0, only=True
         )
-        if self._flavour.kind == "openmpi" and any(is_here(name) for name, _ in parts[1:]):
+        if self._flavour.kind == "openmpi" and any(is_here(Host(name)) for name, _ in parts[1:]):
             return mpi.argv_in_order(self._flavour, given, parts, command)
         return mpi.argv(self._flavour, given, command)
 
@@ -107,17 +110,6 @@ def find_network(hosts: HostList, folder: Path | None = None) -> mpi.Network:
         program.write_text(f'#!/bin/sh\nexec ssh -F {shlex.quote(str(hosts.ssh_config))} "$@"\n')
         program.chmod(0o700)
     return mpi.Network(subnet, interface, hosts.ssh_config, program)
-
-
-def is_here(name: str) -> bool:
-    """Whether a machine's name is this machine's, or of one of its addresses."""
-    mine = socket.gethostname()
-    if name in {"localhost", mine, mine.partition(".")[0]}:
-        return True
-    own = {address for _, address, _ in interfaces()}
-    with suppress(OSError):
-        return any(entry[4][0] in own for entry in socket.getaddrinfo(name, 1, type=socket.SOCK_DGRAM))
-    return False
 
 
 def _ssh_name(name: str, ssh_config: Path | None) -> str:

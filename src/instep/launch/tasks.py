@@ -69,6 +69,7 @@ class Wish:
         own_copies: each machine has its own copy of the working folder.
         variables: set for the ranks (``--env``).
         hints: machine -> address where the user says that it is reached.
+        python: the interpreter on the machines; "" is this one.
         going_on: the folder of a run that goes on.
 
     """
@@ -80,6 +81,7 @@ class Wish:
     own_copies: bool = False
     variables: Mapping[str, str] = field(default_factory=dict)
     hints: Mapping[str, str] = field(default_factory=dict)
+    python: str = ""
     going_on: Path | None = None
 
 
@@ -154,7 +156,7 @@ class _Start:
         raise_file_limit(first)
         self._command = Command(
             starter.name,
-            starter.argv(parts, [sys.executable, "-m", "instep.launch.task"]),
+            starter.argv(parts, [wish.python or sys.executable, "-m", "instep.launch.task"]),
             world_size=first,
             addresses=[address for _, address, _ in facts.interfaces()],
             environ=starter.environ,
