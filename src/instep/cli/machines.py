@@ -14,11 +14,17 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, MutableMapping
     from pathlib import Path
 
+    import typer
+
     from instep.launch.agents.several import Wish
     from instep.launch.plan import Request
-    from instep.world.hosts import HostList
+    from instep.world.hosts import Host, HostList
 
 WAYS = ("auto", "local", "ssh", "mpirun", "slurm")
+
+
+# Said in another way there, or meant for this machine.
+_NOT_AT_HEAD = {"program", "via", "hosts", "hostfile", "inventory", "python", "env"}
 
 
 @dataclass(frozen=True)
@@ -146,6 +152,45 @@ def make_wish(named: Named, *, runs: Path, name: str | None, as_json: bool) -> W
         python=named.python,
         env=named.env,
     )
+
+
+def is_elsewhere(listed: HostList | None) -> bool:
+    """Whether the machines have a head, where mpirun, srun and sbatch are started, and it is another machine."""
+    if listed is None or not listed.head:
+        return False
+    from instep.launch.agents import elsewhere
+
+    return elsewhere.is_elsewhere(listed)
+
+
+def at_head(ctx: typer.Context, named: Named, listed: HostList | None, via: str) -> int:
+    """The same command on the head of the inventory, which sees the machines by their names there; its exit code."""
+    from instep.launch.agents.elsewhere import run_at
+
+    assert listed is not None
+    return run_at(listed, words_at_head(ctx, listed, via), python=named.python, env=named.env)
+
+
+def words_at_head(ctx: typer.Context, listed: HostList, via: str) -> list[str]:
+    """What is typed after ``instep`` there. Pure."""
+    words = ["run", "--via", via, "--hosts", ",".join(_as_typed(host) for host in listed.hosts)]
+    for option in ctx.command.params:
+        source = ctx.get_parameter_source(option.name) if option.name else None
+        if option.name in _NOT_AT_HEAD or source is None or source.name != "COMMANDLINE":
+            continue
+        value = ctx.params[option.name or ""]
+        if isinstance(value, bool):
+            words += [option.opts[0]] if value else []
+        else:
+            for one in value if isinstance(value, (list, tuple)) else [value]:
+                words += [option.opts[0], str(one)]
+    return [*words, "--", *(ctx.params["program"] or [])]
+
+
+def _as_typed(host: Host) -> str:
+    user, at, name = host.name.rpartition("@")
+    name = f"[{name}]" if ":" in name else name
+    return f"{user}{at}{name}" + (f":{host.slots}" if host.slots else "")
 
 
 def start(request: Request, listed: HostList | None, wish: Wish) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from instep.cli import batch, machines
+from instep.cli import batch, by_mpirun, machines
 from instep.errors import InstepError, RunError
 
 if TYPE_CHECKING:
@@ -99,6 +99,12 @@ def run_command(  # noqa: PLR0917  # typer reads the signature
         list[str] | None,
         typer.Option(metavar="NAME[=VALUE]", help="A variable for the ranks; again for more.", show_default=False),
     ] = None,
+    mpirun: Annotated[
+        str,
+        typer.Option(
+            metavar="PROGRAM", help="Which one, for --via mpirun. [default: the first in PATH]", show_default=False
+        ),
+    ] = "",
     slurm: Annotated[
         list[str] | None,
         typer.Option(metavar="OPTION", help="An option of sbatch, such as --partition=train.", show_default=False),
@@ -139,9 +145,12 @@ def run_command(  # noqa: PLR0917  # typer reads the signature
             machines.take_variables(named.env, os.environ)
         outside = batch.is_outside(via, os.environ)
         batch.check(wanted, outside=outside)
+        by_mpirun.check(via, max_restarts=max_restarts, program=mpirun)
         target = find_target(program or [], is_module=module)
         guard = "off" if no_guard else guard
         request = Request(target, nproc, device, show, grace, guard, guard_suspect, max_restarts)
+        if via in {"mpirun", "slurm"} and machines.is_elsewhere(listed):
+            raise typer.Exit(machines.at_head(ctx, named, listed, via))
         if outside:
             job = batch.make_batch(
                 ctx, target, wanted, runs=runs, nproc=nproc, device=device, named=named, listed=listed
@@ -161,6 +170,10 @@ def run_command(  # noqa: PLR0917  # typer reads the signature
                 )
             )
         named.check(via, listed)
+        if via == "mpirun" and listed is not None and not dry_run:
+            raise typer.Exit(
+                by_mpirun.start(request, named, listed, runs=runs, name=name, program=mpirun, as_json=as_json)
+            )
         if via == "ssh" or (max_restarts and via == "local" and not dry_run) or (dry_run and listed is not None):
             wish = machines.make_wish(named, runs=runs, name=name, as_json=as_json)
             raise typer.Exit(_there(request, listed, wish, via=via, dry_run=dry_run, as_json=as_json))

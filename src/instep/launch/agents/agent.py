@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from instep import __version__
-from instep.errors import InstepError
+from instep.errors import InstepError, RunError
 from instep.launch import kin
 from instep.launch.agents import PROTOCOL, SILENT_S
 from instep.launch.agents.channel import FULL, Channel
@@ -369,6 +369,11 @@ class Agent:
         """Run a command as the launcher's terminal would."""
         import subprocess
 
+        if not Path(self._given["cwd"]).is_dir():
+            raise RunError(
+                f"there is no folder {self._given['cwd']} on {self._given['host']}",
+                cure="start from a folder that the machines share",
+            )
         out, err = self._pipes.make(0)
         try:
             self._child = subprocess.Popen(

@@ -17,7 +17,7 @@ from instep.launch.agents.remote import Connection, Heart
 from instep.launch.agents.ssh import explain, is_here
 from instep.launch.agents.sweep import Sweep
 from instep.launch.command import StoppedError
-from instep.launch.signals import ENDING
+from instep.launch.signals import ENDING, PASSED_ON
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -53,6 +53,7 @@ class Crew:
     Attributes:
         connections: those that are there or were; see :attr:`Connection.is_lost`.
         failures: why a machine has no agent, of the last attempt.
+        early: signals for the ranks that have come before there were any.
         started_at: when the last attempt began, by the monotonic clock.
         sweeps: of machines that were lost with ranks on them.
 
@@ -86,6 +87,7 @@ class Crew:
         self.sweeps: list[Sweep] = []
         self.on_words: Callable[[str, list[str]], None] | None = None
         self._hello = hello
+        self.early: list[int] = []
         self._signals = signals
         self._heart = heart
         self.started_at: dict[str, float] = {}
@@ -201,6 +203,17 @@ class Crew:
                 )
         return found
 
+    def hear(self, name: str, limit_s: float) -> list[dict[str, Any]]:
+        """What one of them says, waited for.
+
+        Raises:
+            StoppedError: somebody wants an end.
+
+        """
+        found = self._hear(limit_s).get(name, [])
+        self.connections[name].look(time.monotonic())
+        return found
+
     def _hear(self, limit_s: float) -> dict[str, list[dict[str, Any]]]:
         """What the agents say, waited for."""
         with selectors.DefaultSelector() as selector:
@@ -212,9 +225,12 @@ class Crew:
                     if connection.channel.waiting:
                         selector.register(connection.channel.sink, selectors.EVENT_WRITE, name)
             ready = {key.data for key, _ in selector.select(limit_s)}
-        for number in self._signals.take():
+        numbers = self._signals.take()
+        for at, number in enumerate(numbers):
             if number in ENDING:
+                self._signals.put_back(numbers[:at] + numbers[at + 1 :])
                 raise StoppedError(number)
+        self.early += [number for number in numbers if number in PASSED_ON]
         for name in ready - {None}:
             self.connections[name].channel.flush()
         return {name: self.connections[name].hear() for name in sorted(ready - {None})}

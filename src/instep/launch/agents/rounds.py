@@ -158,6 +158,8 @@ class Rounds:
                 },
             )
             servers.append(RemoteServer(connection, node.place.ranks))
+        early, self._crew.early = self._crew.early, []
+        self._signals.put_back(early)
         guarding = guard_over(run, servers)
         try:
             return run.watch(servers, self._signals, guarding)

@@ -153,7 +153,7 @@ _KNOWN = (
         ),
     ),
     (
-        r"Permission denied|Too many authentication failures",
+        r"Permission denied \(|Too many authentication failures",
         "{host} does not let you in without a password",
         (
             "make a key if there is none, and bring it there:  ssh-keygen -t ed25519 && ssh-copy-id {host}\n"

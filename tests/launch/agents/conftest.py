@@ -1,0 +1,58 @@
+"""Machines with a real sshd, one pair of keys for all tests of this folder."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests import needs
+from tests.launch.jobs import INSTEP, Place
+from tests.real.hosts import hosts
+from tests.real.sshd import sshd
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from tests.commands import Result
+    from tests.real.hosts import Host
+
+
+@dataclass(frozen=True)
+class Machines:
+    """n1, n2 and n3, and a head, which is none of them; they share their files."""
+
+    head: Host
+    nodes: tuple[Host, ...]
+    ssh_config: Path
+
+    def inventory(self, place: Place, *names: str, config: Path | None = None, slots: int = 1) -> Path:
+        """A file that lists these."""
+        text = f'ssh_config = "{config or self.ssh_config}"\n'
+        text += "".join(f'[[machines]]\nname = "{name}"\nslots = {slots}\n' for name in names)
+        return place.write("machines.toml", text)
+
+    def run(
+        self,
+        place: Place,
+        *words: object,
+        names: tuple[str, ...] = ("n1", "n2", "n3"),
+        limit_s: float = 40,
+        env: dict[str, str] | None = None,
+        **inventory: Any,
+    ) -> Result:
+        """``instep run --inventory ... WORDS`` on the head, to its end; fails if a process is left anywhere."""
+        file = self.inventory(place, *names, **inventory)
+        argv = [INSTEP, "run", "--inventory", file, *map(str, words)]
+        return self.head.run(argv, cwd=place.path, env=place.env | (env or {}), limit_s=limit_s)
+
+
+@pytest.fixture(scope="session")
+def machines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machines]:
+    needs.need_namespaces()
+    needs.need_tool("sshd")
+    folder = tmp_path_factory.mktemp("ssh")
+    with hosts(["n1", "n2", "n3", "head"]) as (*nodes, head), sshd([*nodes], folder) as config:
+        yield Machines(head, tuple(nodes), config)
