@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 import instep
-from tests import harness
+from tests import commands, harness
 from tests.harness import HungError, LeakedError, RankDiedError, run_command, run_job
 
 run_ranks = partial(harness.run_ranks, join="torch")  # these tests are about the harness, not about joining
@@ -161,10 +161,10 @@ def test_a_hang_is_killed_at_its_limit_and_the_ranks_and_their_places_are_named(
 
     started = time.monotonic()
     with pytest.raises(HungError) as caught:
-        run_ranks(work_that_waits_for_ever, 3, limit_s=2, join=None)
+        run_ranks(work_that_waits_for_ever, 3, limit_s=1, join=None)
     assert time.monotonic() - started < 5
     text = str(caught.value)
-    assert "ranks 0, 2 of 3 did not end within 2 s" in text
+    assert "ranks 0, 2 of 3 did not end within 1 s" in text
     assert "ranks 1 had ended" in text
     assert text.count("in work_that_waits_for_ever") == 2
     assert f'File "{__file__}"' in text
@@ -244,7 +244,8 @@ def test_a_command_that_hangs_is_killed_with_all_that_it_started(tmp_path: Path)
     assert not alive(int((tmp_path / "pid").read_text()))
 
 
-def test_a_command_that_leaves_a_process_fails(tmp_path: Path) -> None:
+def test_a_command_that_leaves_a_process_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(commands, "GRACE_S", 0.5)
     script = f"setsid sleep 63 & echo $! > {tmp_path}/pid"
     with pytest.raises(LeakedError, match="sleep 63"):
         run_command(["sh", "-c", script])

@@ -193,12 +193,16 @@ def _twice(folder: Path) -> str:
     ],
 )
 def test_mistakes(tmp_path: Path, make: Callable[[Path], str], said: list[str]) -> None:
-    name = make(tmp_path)
-    result = _why(tmp_path, name)
+    result = _why(tmp_path, make(tmp_path))
     assert result.rc == 2, str(result)
     assert "Traceback" not in result.err
     assert all(text in result.err for text in said), str(result)
     assert result.err.startswith("✗ ")
     assert result.out == ""
     assert not (tmp_path / "pwned").exists()
-    assert "what" in json.loads(_why(tmp_path, name, "--json").out)["error"]
+
+
+def test_a_mistake_as_json(tmp_path: Path) -> None:
+    result = _why(tmp_path, _dumps_of(b"", b"")(tmp_path), "--json")
+    assert result.rc == 2, str(result)
+    assert "rank_0 is no dump" in json.loads(result.out)["error"]["what"]

@@ -14,7 +14,7 @@ import pytest
 import instep
 from instep.comm import rollcall
 from instep.errors import JoinError
-from tests.harness import free_port, run_command, run_ranks
+from tests.harness import free_port, run_command, run_job, run_ranks
 from tests.needs import need_namespaces
 from tests.real.hosts import hosts
 
@@ -99,27 +99,26 @@ class TestWays:
 
 class TestAgain:
     @pytest.mark.parametrize("kind", ["tcp", "file"])
-    def test_200_joins_in_a_row(self, kind: str, tmp_path: Path) -> None:
+    def test_50_joins_in_a_row(self, kind: str, tmp_path: Path) -> None:
         url = None if kind == "tcp" else f"file://{tmp_path}/meet"
 
         def work() -> int:
-            return sum(joined_once() for _ in range(200))
+            return sum(joined_once() for _ in range(50))
 
         def joined_once() -> int:
             with instep.init(url, timeout=30) as session:
                 return instep.total(1) * (session.rank + 1)
 
-        assert run_ranks(work, 2, join=None, limit_s=120) == [400, 800]
+        assert run_ranks(work, 2, join=None, limit_s=120) == [100, 200]
 
     @pytest.mark.parametrize("late", [0, 1, 2])
-    def test_any_order_of_leaving_is_silent(self, late: int, tmp_path: Path) -> None:
-        script = tmp_path / "leave.py"
-        script.write_text(
-            "import time, instep\n"
-            f"with instep.init(timeout=30) as s:\n    instep.total(1)\n    time.sleep(0.5 * (s.rank == {late}))\n"
-        )
-        outputs = run_processes([sys.executable, str(script)], 3)
-        assert outputs == [(0, "")] * 3
+    def test_any_order_of_leaving_is_silent(self, late: int) -> None:
+        def work() -> None:
+            with instep.init(timeout=30) as session:
+                instep.total(1)
+                time.sleep(0.5 * (session.rank == late))
+
+        assert run_job(work, 3, join=None).outputs == [""] * 3
 
     def test_forgotten_close_is_silent_too(self, tmp_path: Path) -> None:
         script = tmp_path / "forget.py"
@@ -188,7 +187,7 @@ class TestCannot:
 
     def test_an_unreachable_master(self) -> None:
         need_namespaces()
-        code = "import instep; instep.init('tcp://10.88.0.99:29511', rank=1, world_size=2, timeout=2)"
+        code = "import instep; instep.init('tcp://10.88.0.99:29511', rank=1, world_size=2, timeout=1)"
         with hosts(["n1"]) as (n1,):  # a network on which nobody has that address
             done = n1.run([sys.executable, "-c", code])
         assert done.rc == 2
@@ -206,7 +205,7 @@ class TestCannot:
             other.listen()
             code = (
                 "import instep, sys\n"
-                f"instep.init('tcp://127.0.0.1:{other.getsockname()[1]}', rank=1, world_size=2, timeout=2)\n"
+                f"instep.init('tcp://127.0.0.1:{other.getsockname()[1]}', rank=1, world_size=2, timeout=1)\n"
             )
             done = run_command([sys.executable, "-c", code], limit_s=60)
         assert done.rc == 2
@@ -377,19 +376,18 @@ class TestFile:
 
 
 class TestUnderTorchrun:
-    @pytest.mark.parametrize("url", ["", "tcp://127.0.0.1:{port}"])
-    def test_at_the_agents_store_or_elsewhere(self, url: str, tmp_path: Path) -> None:
+    def test_at_the_agents_store_and_elsewhere(self, tmp_path: Path) -> None:
         """At torchrun's own address its agent listens; at another one the main rank has to."""
         script = tmp_path / "meet.py"
-        place = url.format(port=free_port())
         script.write_text(
             "import instep\n"
-            f"with instep.init({place!r} or None, timeout=20) as session:\n"
-            "    total = instep.total(session.rank + 1)\n"
-            "    if session.is_main: print('total', total, session.world.launcher)\n"
+            f"for place in (None, 'tcp://127.0.0.1:{free_port()}'):\n"
+            "    with instep.init(place, timeout=20) as session:\n"
+            "        total = instep.total(session.rank + 1)\n"
+            "        if session.is_main: print('total', total, session.world.launcher)\n"
         )
         torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
         done = run_command([*torchrun, str(script)], limit_s=60)
         assert done.rc == 0, done.err
-        assert done.out == "total 3 torchrun\n"
+        assert done.out == "total 3 torchrun\n" * 2
         assert "Connection reset" not in done.err

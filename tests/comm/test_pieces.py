@@ -195,22 +195,22 @@ class TestBarrier:
         def work() -> str:
             instep.barrier("start")
             if instep.rank() == 1:
-                time.sleep(3)
+                time.sleep(1.2)
                 return ""
             with pytest.raises(StepError) as caught:
-                instep.barrier("save", timeout=1.5)
+                instep.barrier("save", timeout=0.5)
             return str(caught.value)
 
         texts = run_ranks(work, 3)
         for text in (texts[0], texts[2]):
-            assert "barrier('save') waited 1.5 s for rank 1, in vain" in text
+            assert "barrier('save') waited 0.5 s for rank 1, in vain" in text
             assert "last seen at start #1" in text
 
     def test_other_names_do_not_meet(self) -> None:
         def work() -> str:
             with pytest.raises(StepError) as caught:
-                instep.barrier(["save", "load"][instep.rank()], timeout=1)
-            time.sleep(1)
+                instep.barrier(["save", "load"][instep.rank()], timeout=0.5)
+            time.sleep(0.5)
             return str(caught.value)
 
         texts = run_ranks(work, 2)

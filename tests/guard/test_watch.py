@@ -260,7 +260,8 @@ def test_only_warned(place: Place) -> None:
 
 
 @pytest.mark.parametrize("words", [["--no-guard"], ["--guard", "off"]])
-def test_off(place: Place, words: list[str]) -> None:
+def test_off(tmp_path: Path, words: list[str]) -> None:
+    place = Place(tmp_path, torch=False)
     place.write("train.py", "import os\nprint(os.environ.get('INSTEP_GUARD'))\n")
     assert place.run("--nproc", 2, *words, "train.py", env={"INSTEP_GUARD": "/of/another/run"}).ok().out == "None\n"
 
@@ -300,7 +301,8 @@ def test_a_rank_that_fails_by_itself_is_no_desync(place: Place, fail: str) -> No
     assert not (place.runs[0] / "desync.json").exists()
 
 
-def test_the_records_go_with_the_job(place: Place) -> None:
+def test_the_records_go_with_the_job(tmp_path: Path) -> None:
+    place = Place(tmp_path, torch=False)
     script = "import os, time, pathlib\npathlib.Path('dir').write_text(os.environ['INSTEP_GUARD'])\n"
     place.write("train.py", script)
     place.run("--nproc", 2, "train.py").ok()

@@ -23,14 +23,14 @@ def train(*arguments: str) -> None:
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> dict[int, dict[str, Any]]:
     found = {}
-    for nproc in (1, 2, 3):
+    for nproc in (1, 3):
         file = tmp_path_factory.mktemp("digits") / "losses.json"
         done = run_job(train, nproc, "--losses", str(file), join=None, limit_s=60)
         found[nproc] = json.loads(file.read_text()) | {"output": done.outputs, "seconds": done.seconds}
     return found
 
 
-@pytest.mark.parametrize("nproc", [1, 2, 3])
+@pytest.mark.parametrize("nproc", [1, 3])
 def test_it_learns(results: dict[int, dict[str, Any]], nproc: int) -> None:
     result = results[nproc]
 
@@ -41,14 +41,13 @@ def test_it_learns(results: dict[int, dict[str, Any]], nproc: int) -> None:
     assert all("accuracy" not in output for output in result["output"][1:])  # the main rank speaks
 
 
-@pytest.mark.parametrize("nproc", [2, 3])
-def test_the_figures_are_the_same(results: dict[int, dict[str, Any]], nproc: int) -> None:
-    assert results[nproc]["losses"] == pytest.approx(results[1]["losses"], abs=1e-4, rel=0)
+def test_the_figures_are_the_same(results: dict[int, dict[str, Any]]) -> None:
+    assert results[3]["losses"] == pytest.approx(results[1]["losses"], abs=1e-4, rel=0)
     assert len(results[1]["losses"]) == 150
-    assert results[nproc]["right"] == results[1]["right"]
+    assert results[3]["right"] == results[1]["right"]
 
 
-@pytest.mark.parametrize("batch", ["1", "0", "-2"])
+@pytest.mark.parametrize("batch", ["1", "-2"])
 def test_an_impossible_global_batch_is_refused(batch: str) -> None:
     with pytest.raises(Exception, match="global_batch") as caught:
         run_job(train, 2, "--global-batch", batch, join=None)

@@ -12,6 +12,7 @@ from tests.harness import run_job
 from tests.recipes.programs import RECIPES, losses, right_of_all, run_recipe
 
 INSTEP = Path(sys.executable).with_name("instep")
+SHORT = ["--longest", "24"]  # words of a text
 
 
 def train(folder: Path, nproc: int, *arguments: str) -> list[str]:
@@ -20,8 +21,8 @@ def train(folder: Path, nproc: int, *arguments: str) -> list[str]:
 
 
 def test_it_learns_and_every_number_of_ranks_gives_the_same_figures(tmp_path: Path) -> None:
-    alone, *_ = train(tmp_path / "1", 1, "--epochs", "4")
-    both, silent = train(tmp_path / "2", 2, "--epochs", "4")
+    alone, *_ = train(tmp_path / "1", 1, "--epochs", "4", *SHORT)
+    both, silent = train(tmp_path / "2", 2, "--epochs", "4", *SHORT)
 
     _, right, seen = right_of_all(alone)
     assert right > 0.6 * seen  # always the most frequent package: 0.17
@@ -31,26 +32,20 @@ def test_it_learns_and_every_number_of_ranks_gives_the_same_figures(tmp_path: Pa
 
 
 def test_stopped_at_any_moment_it_goes_on_to_the_same_end(tmp_path: Path) -> None:
-    def start(folder: str, *arguments: str) -> Result:
-        command: list[str | Path] = [
-            INSTEP,
-            "run",
-            "--nproc",
-            "2",
-            "--runs",
-            tmp_path / "runs",
-            RECIPES / "text_classification.py",
-        ]
-        options: list[str | Path] = ["--checkpoints", tmp_path / folder, "--patience", "1", "--lr", "0.03", *arguments]
-        return run_command([*command, *options], env={"OMP_NUM_THREADS": "1"}, limit_s=90)
+    options = [*SHORT, "--patience", "1", "--lr", "0.1"]
 
-    whole = start("whole").ok()
-    assert "accuracy has not become" in whole.err  # early stop
+    def start(*arguments: str) -> Result:
+        command: list[str | Path] = [INSTEP, "run", "--nproc", "2", "--runs", tmp_path / "runs"]
+        words: list[str | Path] = [RECIPES / "text_classification.py", "--checkpoints", tmp_path / "parts"]
+        return run_command([*command, *words, *options, *arguments], env={"OMP_NUM_THREADS": "1"}, limit_s=90)
 
-    stopped = start("parts", "--max-time", "0:00:01")
+    whole, _ = train(tmp_path / "whole", 2, *options)
+    assert "accuracy has not become" in whole  # early stop
+
+    stopped = start("--max-time", "0:00:01")
     assert stopped.rc == 75
     assert "asked to end" in stopped.err
-    rest = start("parts").ok()
+    rest = start().ok()
     assert "goes on " in rest.out
-    assert losses(rest.out)[-1] == losses(whole.out)[-1]
-    assert right_of_all(rest.out) == right_of_all(whole.out)
+    assert losses(rest.out)[-1] == losses(whole)[-1]
+    assert right_of_all(rest.out) == right_of_all(whole)
