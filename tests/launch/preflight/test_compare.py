@@ -171,14 +171,19 @@ def test_one_machine_under_two_names() -> None:
 
 
 def test_own_copies() -> None:
-    """The folder need not be shared then, but all its Python files have to be alike."""
+    """The folder need not be shared then, but all its Python files have to be those of here."""
     code = {"train.py": B, "model.py": C}
-    assert check(answers({"code": code}, {"code": code}, folder={2: "not shared"}), facts(), own_copies=True) == []
-    found = error({"code": code}, {"code": {"train.py": B, "model.py": A}}, {"code": code}, own_copies=True)
-    assert found.evidence[1].split() == ["code", "alike", "1", "differ", "✗", "alike"]
-    assert "model.py" in found.cure
-    missing = error({"code": code}, {"code": {"train.py": B}}, {"code": code}, own_copies=True)
-    assert "model.py" in missing.cure
+    here = facts(code=code)
+    assert check(answers({"code": code}, {"code": code}, folder={2: "not shared"}), here, own_copies=True) == []
+    for other in ({"train.py": B, "model.py": A}, {"train.py": B}, {**code, "model.py": None}):
+        with pytest.raises(RunError) as caught:
+            check(answers({"code": code}, {"code": other}, {"code": code}), here, own_copies=True)
+        assert caught.value.evidence[1].split() == ["code", "as", "here", "1", "differ", "✗", "as", "here"]
+        assert "on n2 these files are others than here: model.py" in caught.value.cure
+    many = {f"f{n}.py": A for n in range(8)}
+    with pytest.raises(RunError) as caught:
+        check(answers({"code": many}, {"code": many}), here, own_copies=True)
+    assert "f0.py, f1.py, f2.py, f3.py, f4.py and 5 more" in caught.value.cure
 
 
 def test_what_will_be_copied_does_not_matter_yet() -> None:

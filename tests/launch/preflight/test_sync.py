@@ -63,11 +63,11 @@ def test_no_rsync_here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 def test_lines() -> None:
     many = [f"f{number}" for number in range(14)]
     assert sync.lines({"n2": ["a.py", "b.py"], "n3": [], "n4": many}) == [
-        "n2: copied a.py, b.py",
-        "n3: nothing to copy",
-        f"n4: copied {', '.join(many[:12])} and 2 more",
+        "--sync: copied to n2: a.py, b.py",
+        "--sync: nothing to copy to n3",
+        f"--sync: copied to n4: {', '.join(many[:12])} and 2 more",
     ]
-    assert sync.lines({"n2": ["a.py"]}, dry_run=True) == ["n2: 1 would be copied", "  a.py"]
+    assert sync.lines({"n2": ["a.py"]}, dry_run=True) == ["--sync: 1 file would be copied to n2", "  a.py"]
 
 
 COPY = """
@@ -109,7 +109,7 @@ def test_over_ssh(tmp_path: Path) -> None:
         for machine in (n2, n3):
             machine.run(["mount", "-t", "tmpfs", "tmpfs", above], limit_s=10).ok()
         listed = copy(n1, folder, config, ["n2", "n3"], dry_run=True).out
-        assert "n2: 4 would be copied" in listed
+        assert "--sync: 4 files would be copied to n2" in listed
         assert n2.run(["find", above, "-type", "f"], limit_s=10).ok().out == ""
         assert "train.py" in copy(n1, folder, config, ["n2", "n3"]).out
         for machine in (n2, n3):
@@ -119,7 +119,7 @@ def test_over_ssh(tmp_path: Path) -> None:
             ]  # fmt: skip
         (folder / "pack/model.py").write_text("changed")
         (folder / "train.py").unlink()
-        assert copy(n1, folder, config, ["n2"]).out == "n2: copied pack/model.py\n"
+        assert copy(n1, folder, config, ["n2"]).out == "--sync: copied to n2: pack/model.py\n"
         assert n2.run(["cat", "train.py"], cwd=folder, limit_s=10).ok().out == "train.py"  # nothing is removed there
         refused = copy(n1, folder, config, ["n2", "n9"]).out
         assert "could not be copied to n9" in refused

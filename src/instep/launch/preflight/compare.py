@@ -19,6 +19,7 @@ _FEW_FILES = 4096
 _LITTLE_MEMLOCK = 64 << 20
 _WIDE = 110  # characters of a table with a column for each machine; above, a line for each
 _ODD = " ✗"
+_ABSENT = "absent"  # in the place of a hash: a file that is not there
 _SHARE = """\
 run in a folder that all machines share; or let instep copy the code:  --sync
 or, if each machine has its own copy of the code, and you know that they are alike:  --own-copies"""
@@ -123,7 +124,7 @@ def _rows(answers: Sequence[Answer], here: Mapping[str, Any], *, own_copies: boo
     if to_be_copied:
         return rows
     rows += [_folder(facts, hosts), _script(facts, hosts, here)]
-    return [*rows, _code(facts) if own_copies else _shared(answers)]
+    return [*rows, _code(facts, hosts, here) if own_copies else _shared(answers)]
 
 
 def _usual(values: Sequence[Any]) -> Any:
@@ -208,16 +209,19 @@ def _shared(answers: Sequence[Answer]) -> _Row:
     return _Row("runs folder", cells, odd, _SHARE)
 
 
-def _code(facts: Sequence[Mapping[str, Any]]) -> _Row:
-    codes = [one["code"] or {} for one in facts]
-    names = sorted({name for code in codes for name in code})
-    differing = [name for name in names if len({code.get(name) for code in codes}) > 1]
-    right = {name: _usual([code.get(name) for code in codes]) for name in differing}
-    odd = [any(code.get(name) != right[name] for name in differing) for code in codes]
-    counts = [sum(code.get(name) != right[name] for name in differing) for code in codes]
-    cells = [f"{count} differ" if count else "alike" for count in counts]
-    some = ", ".join(differing[:5]) + (f" and {len(differing) - 5} more" if len(differing) > 5 else "")
-    return _Row("code", cells, odd, f"make these files alike on all machines: {some}; or let instep copy them:  --sync")
+def _code(facts: Sequence[Mapping[str, Any]], hosts: Sequence[str], here: Mapping[str, Any]) -> _Row:
+    right: Mapping[str, str | None] = here["code"] or {}
+    codes: list[Mapping[str, str | None]] = [one["code"] or {} for one in facts]
+    differing = [
+        sorted(name for name in {*right, *code} if code.get(name, _ABSENT) != right.get(name, _ABSENT))
+        for code in codes
+    ]
+    cells = [f"{len(names)} differ" if names else "as here" for names in differing]
+    names = list(dict.fromkeys(name for each in differing for name in each))
+    some = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+    odd = [bool(each) for each in differing]
+    cure = f"on {_on(hosts, odd)} these files are others than here: {some}\nlet instep copy them:  --sync"
+    return _Row("code", cells, odd, cure)
 
 
 # ---- how it is said

@@ -17,6 +17,14 @@ if TYPE_CHECKING:
 
 _SILENCE_S = 30  # rsync gives up when nothing moves for so long
 _MISSING = 127  # what a shell says of a command that is not there
+_VANISHED = 24  # a file was removed here in the meantime: an editor's, say
+# What rsync does not always say in words, when the other side ends first.
+_CODES = {
+    11: "a file could not be read or written; is the disk full?",
+    12: "the connection broke",
+    23: "some files could not be copied",
+    30: f"nothing moved for {_SILENCE_S} s",
+}
 _LONGEST = 12  # names of copied files that are shown
 
 
@@ -93,7 +101,7 @@ def copy(
             words = command(folder, host, ssh=ssh, runs=runs, dry_run=dry_run)
             running[host] = (subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=out, stderr=err), out, err)
         ended = {host: (process.wait(), _text(out), _text(err)) for host, (process, out, err) in running.items()}
-    failed = {host: (code, said) for host, (code, _, said) in ended.items() if code}
+    failed = {host: (code, said) for host, (code, _, said) in ended.items() if code not in {0, _VANISHED}}
     if failed:
         raise _failure(folder, failed)
     return {
@@ -132,9 +140,13 @@ def _check(folder: Path) -> None:
 
 def _failure(folder: Path, failed: Mapping[str, tuple[int, str]]) -> RunError:
     """One error for all hosts, with rsync's or ssh's own words."""
-    evidence = [f"{host}: {line}" for host, (_, said) in failed.items() for line in said.splitlines()[:3]]
+    first = next(iter(failed))
+    evidence = []
+    for host, (code, said) in failed.items():
+        words = said.splitlines()[:3] or [f"exit code {code} of rsync: {_CODES.get(code, 'see its manual')}"]
+        evidence += [f"{host}: {line}" for line in words]
     missing = [host for host, (code, said) in failed.items() if code == _MISSING or "rsync: command not found" in said]
-    cure = f"see whether it works by hand:  ssh {next(iter(failed))} true"
+    cure = f"see whether it works by hand:  ssh {first} {shlex.quote(f'ls -ld {folder}; df -h {folder}')}"
     if missing:
         cure = f"rsync is missing on {', '.join(missing)}; there:  sudo apt-get install rsync"
     return RunError(f"--sync: {folder} could not be copied to {', '.join(failed)}", evidence=evidence, cure=cure)
@@ -146,10 +158,11 @@ def lines(copied: Mapping[str, Sequence[str]], *, dry_run: bool = False) -> list
     for host, names in copied.items():
         verb = "would be copied" if dry_run else "copied"
         if not names:
-            said.append(f"{host}: nothing to copy")
+            said.append(f"--sync: nothing to copy to {host}")
         elif dry_run:
-            said += [f"{host}: {len(names)} {verb}", *(f"  {name}" for name in names)]
+            said += [f"--sync: {len(names)} {'files' if len(names) > 1 else 'file'} {verb} to {host}"]
+            said += [f"  {name}" for name in names]
         else:
             more = f" and {len(names) - _LONGEST} more" if len(names) > _LONGEST else ""
-            said.append(f"{host}: {verb} {', '.join(names[:_LONGEST])}{more}")
+            said.append(f"--sync: {verb} to {host}: {', '.join(names[:_LONGEST])}{more}")
     return said
