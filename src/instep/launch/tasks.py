@@ -116,6 +116,28 @@ def run_tasks(
     return run.conclude(job)
 
 
+def plan_tasks(
+    request: Request, starter: Starter, parts: Sequence[tuple[str, int | None]], wish: Wish
+) -> tuple[Plan, int]:
+    """Look at the machines and find where they can meet, by tasks that start no rank: the plan, and the port.
+
+    Raises:
+        RunError: the run could not be started.
+
+    """
+    open_standard_streams()
+    kin.adopt_orphans()
+    with Signals() as signals:
+        try:
+            counted = _count(request, starter, parts, wish, signals)
+            with _Start(request, starter, counted, wish, signals) as start:
+                return start.plan()
+        except StoppedError as stopped:
+            error = RunError("interrupted")
+            error.exit_code = 128 + stopped.number
+            raise error from None
+
+
 def _count(
     request: Request, starter: Starter, parts: Sequence[tuple[str, int | None]], wish: Wish, signals: Signals
 ) -> list[tuple[str, int]]:
@@ -138,7 +160,7 @@ def _count(
 
 
 def _own_facts(request: Request, wish: Wish) -> dict[str, Any]:
-    return facts.gather(facts.ask(request.target, Path.cwd(), wish.runs))
+    return facts.gather(facts.ask(request.target, Path.cwd(), wish.runs, code=wish.own_copies))
 
 
 class _Start:
@@ -219,6 +241,12 @@ class _Start:
 
     def carry_out(self) -> tuple[Conduct, Supervisor]:
         """All of it."""
+        plan, port = self.plan()
+        self._command.compare_clocks(self._signals)
+        return self._start_ranks(plan, port)
+
+    def plan(self) -> tuple[Plan, int]:
+        """The plan, and the port that is held on the main machine."""
         answers = self.look()
         found, port = self._find_meeting(answers)
         sites = [
@@ -226,9 +254,7 @@ class _Start:
             for answer, (_, ranks), (address, interface) in zip(answers, self._parts, found.ways, strict=True)
         ]
         sites[0] = replace(sites[0], address=found.address)
-        plan = make_plan(self._request, sites, os.environ)
-        self._command.compare_clocks(self._signals)
-        return self._start_ranks(plan, port)
+        return make_plan(self._request, sites, os.environ), port
 
     def _find_meeting(self, answers: Sequence[compare.Answer]) -> tuple[meeting.Meeting, int]:
         """Where the ranks can meet; the port is held from now on."""
