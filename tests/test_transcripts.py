@@ -25,6 +25,9 @@ PAGE = """
     not run
     ```
     ```console
+    $ cat > a.py <<'END'
+    $ not typed
+    END
     $ echo $?
     0
     ```
@@ -37,7 +40,8 @@ def test_commands_and_what_is_shown(tmp_path: Path) -> None:
     assert read(page) == [
         Typed("instep run \\\n    train.py", ("epoch 1", "…"), 3),
         Typed("true", (), 7),
-        Typed("echo $?", ("0",), 13),
+        Typed("cat > a.py <<'END'\n$ not typed\nEND", (), 13),
+        Typed("echo $?", ("0",), 16),
     ]
 
 

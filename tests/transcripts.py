@@ -2,7 +2,7 @@
 
 A block that begins with ```console is a transcript:
 
-    $ instep run --hosts n1:2,n2:2 train.py      <- typed; a line that ends with "\\" goes on in the next
+    $ instep run --hosts n1:2,n2:2 train.py      <- typed; goes on after a "\\" at its end, and to the END of a <<'END'
     instep: 4 ranks on 2 machines · …            <- printed; … stands for any text within a line
     …                                            <- and, alone on a line, for any number of lines
     $ echo $?
@@ -14,7 +14,7 @@ dates, ports and ids are equal to any other, so that a page can show real ones.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -50,23 +50,24 @@ class Typed:
 def read(page: Path) -> list[Typed]:
     """The commands of all transcripts of a page, in order."""
     found: list[Typed] = []
-    inside = goes_on = False
+    inside = False
     for number, line in enumerate(page.read_text().splitlines(), start=1):
         if line.startswith("```"):
             inside = line.strip() == "```console"
-            continue
-        if not inside:
-            continue
-        if goes_on:
-            last = found.pop()
-            found.append(Typed(f"{last.command}\n{line}", (), last.line))
-        elif line.startswith("$ "):
+        elif inside and found and _goes_on(found[-1]):
+            found[-1] = replace(found[-1], command=f"{found[-1].command}\n{line}")
+        elif inside and line.startswith("$ "):
             found.append(Typed(line[2:], (), number))
-        else:
-            last = found.pop()
-            found.append(Typed(last.command, (*last.shown, line), last.line))
-        goes_on = line.endswith("\\") and (goes_on or line.startswith("$ "))
+        elif inside:
+            found[-1] = replace(found[-1], shown=(*found[-1].shown, line))
     return found
+
+
+def _goes_on(typed: Typed) -> bool:
+    """Whether the next line belongs to the command."""
+    document = re.search(r"<<'(\w+)'", typed.command)
+    ended = document is None or typed.command.endswith(f"\n{document[1]}")
+    return not typed.shown and (not ended or typed.command.endswith("\\"))
 
 
 def differs(shown: tuple[str, ...], printed: str) -> str:
