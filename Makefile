@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup vision demo test test-tools lint guard-table bench-startup bench-overhead bench-checkpoint bench-guard clean
+.PHONY: help setup vision demo test test-tools lint guard-table bench-startup bench-launch bench-overhead bench-checkpoint bench-guard clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -47,6 +47,9 @@ guard-table: setup vision ## run all programs that fall out of step, and those t
 
 bench-startup: setup ## how long a job takes that only joins and leaves, beside torchrun
 	$(BIN)/python benchmarks/startup.py
+
+bench-launch: setup ## the same on three machines over ssh, beside torchrun typed on each (root; makes a practice cluster)
+	$(BIN)/python benchmarks/launch.py
 
 bench-checkpoint: setup ## how long a checkpoint holds the training thread, beside torch.save
 	$(BIN)/python benchmarks/checkpoint.py
