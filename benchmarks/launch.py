@@ -2,9 +2,9 @@
 
     sudo python benchmarks/launch.py [--repeat 7] [--json]
 
-`instep run --via ssh` beside torchrun, typed on all three machines at once in shells that are logged in already, so
-that torchrun does not pay for ssh and instep does. The machines are a practice cluster, made for this and removed after
-it. The two take turns; the figures are medians. Quote the ratio, not the seconds: three machines share the cores of one.
+`instep run --via ssh` beside torchrun, typed on all three machines at once in shells that are logged in already: it
+does not pay for ssh, and instep does. The machines are a practice cluster, made for this and removed after it. The two
+take turns; the figures are medians. Quote the ratio, not the seconds: three machines share the cores of one.
 """
 
 from __future__ import annotations

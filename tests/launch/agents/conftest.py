@@ -45,7 +45,7 @@ class Machines:
     ) -> Result:
         """``instep run --inventory ... WORDS`` on the head, to its end; fails if a process is left anywhere."""
         file = self.inventory(place, *names, **inventory)
-        argv = [INSTEP, "run", "--inventory", file, *map(str, words)]
+        argv: list[str | Path] = [INSTEP, "run", "--inventory", file, *map(str, words)]
         return self.head.run(argv, cwd=place.path, env=place.env | (env or {}), limit_s=limit_s)
 
 

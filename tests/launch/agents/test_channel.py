@@ -31,7 +31,7 @@ def test_messages_arrive_whole_and_in_order(ends: tuple[Channel, Channel]) -> No
     for message in sent:
         one.send(message)
     assert one.waiting > 1 << 20, "more than a pipe holds"
-    found = []
+    found: list[dict[str, object]] = []
     while len(found) < len(sent):
         found += other.receive()
         one.flush()

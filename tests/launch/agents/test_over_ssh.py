@@ -51,7 +51,7 @@ def test_ranks_in_the_order_of_the_list_and_slots_as_said(machines: Machines, pl
         "bin/ssh", f'#!/bin/sh\nexec /usr/bin/ssh {" ".join(config)} "$@"\n'
     )  # as a user's own ~/.ssh/config
     ssh.chmod(0o755)
-    argv = [INSTEP, "run", "--hostfile", file, "--show", "all", "train.py"]
+    argv: list[str | Path] = [INSTEP, "run", "--hostfile", file, "--show", "all", "train.py"]
     result = machines.head.run(argv, cwd=place.path, env={**place.env, "PATH": f"{ssh.parent}:/usr/bin:/bin"}).ok()
     assert sorted(line.split("] ")[1].split()[:2] for line in result.out.splitlines()) == [
         ["n1", "1"],
