@@ -23,7 +23,8 @@ def test_the_command() -> None:
     ]  # fmt: skip
     assert "BatchMode=yes" in words
     assert not any("StrictHostKeyChecking" in word or "UserKnownHostsFile" in word for word in words)
-    assert "HostName=10.0.0.7" in WAY.agent(Host("n1", address="10.0.0.7"), "m")
+    # An address is where the other machines reach it, which may be another network than the launcher's.
+    assert not any("10.0.0.7" in word for word in WAY.agent(Host("n1", address="10.0.0.7"), "m"))
 
 
 @pytest.mark.parametrize(

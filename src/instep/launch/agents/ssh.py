@@ -60,8 +60,8 @@ class Way:
         The folder that it is started in comes first in Python's path: / holds no modules, a home may. ``env`` serves
         every login shell.
         """
-        words = [*self.options(connect_s=connect_s), *(["-o", f"HostName={host.address}"] if host.address else [])]
-        return [*words, "--", host.name, f"cd / && exec env INSTEP_JOB={marker} {shlex.quote(self.python)} -m {_AGENT}"]
+        words = [*self.options(connect_s=connect_s), "--", host.name]
+        return [*words, f"cd / && exec env INSTEP_JOB={marker} {shlex.quote(self.python)} -m {_AGENT}"]
 
     def child(self) -> list[str]:
         """The command of an agent on this machine."""
