@@ -346,6 +346,7 @@ class TestFile:
         with subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.DEVNULL) as other:
             try:
                 while not (path.exists() and b"who/0" in path.read_bytes()):
+                    assert other.poll() is None
                     time.sleep(0.05)
                 with pytest.raises(JoinError) as caught:
                     given(0, 2, f"file://{path}", timeout=30)

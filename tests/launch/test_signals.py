@@ -210,6 +210,7 @@ def test_the_launcher_is_killed_during_the_import_of_torch(torch_place: Place) -
     torch_place.write("train.py", "import time; time.sleep(600)\n")
     with torch_place.started("--nproc", 2, "train.py") as run:
         while not torch_place.runs:
+            assert run.process.poll() is None, run.err
             time.sleep(0.01)
         time.sleep(0.3)
         run.signal(signal.SIGKILL)
