@@ -1,25 +1,22 @@
-"""The commands of ``--dry-run``, typed on each of three machines: torchrun, torch.distributed.launch, mpirun, sbatch."""
+"""The commands of ``--dry-run``, typed on three machines as a user would: they compute what ``instep run`` does."""
 
 from __future__ import annotations
 
-import dataclasses
+import json
 import re
-import shlex
 import sys
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from instep.launch import mpi, render
-from instep.launch.plan import Request, Site, make_plan
-from instep.launch.preflight.facts import interfaces, machine_of
-from instep.launch.target import Target
 from tests.commands import run_command
-from tests.launch.preflight.agents import COMMAND, meet, started
+from tests.launch.jobs import INSTEP, Place
 from tests.needs import need_tool
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from tests.cluster.machines import Sandbox
 
 pytestmark = pytest.mark.real
@@ -32,34 +29,43 @@ dist.all_reduce(total)
 print("sums", *total.tolist(), *sys.argv[1:])
 dist.destroy_process_group()
 """
+WORDS = ["sums.py", "a b", "$x"]
+SUMS = "sums 1 2 3 4 a b $x"  # four ranks, two of them on n1
 
 
 @pytest.fixture
-def made(sandbox: Sandbox) -> render.Setup:
-    """A plan of four ranks on the three machines."""
-    folder = sandbox.folder()
-    (folder / "sums.py").write_text(PROGRAM)
-    ssh = ["ssh", "-F", str(sandbox.ssh_config)]
-    with started({node: [*ssh, node, shlex.join(COMMAND)] for node in sandbox.nodes}) as members:
-        meeting, port, _, found = meet(members)
-        members[0].ask("release")
-    sites = [
-        Site(node, machine_of(facts), count, *way)
-        for node, facts, count, way in zip(sandbox.nodes, found, (2, 1, 1), meeting.ways, strict=True)
-    ]
-    plan = make_plan(Request(Target("script", "sums.py", ("a b", "$x")), device="cpu"), sites, {})
-    network = mpi.Network(f"{meeting.address}/24", meeting.ways[0][1], sandbox.ssh_config)
-    return render.Setup(plan, sys.executable, str(folder), port, {}, network=network, is_root=True)
+def place(sandbox: Sandbox) -> Place:
+    made = Place(sandbox.folder(), torch=True)
+    made.write("sums.py", PROGRAM)
+    return made
 
 
-def typed(sandbox: Sandbox, texts: dict[str, list[str]], *, limit_s: float = 60) -> dict[str, list[str]]:
+def inventory(sandbox: Sandbox, place: Place, head: str = "") -> list[str]:
+    """Two ranks on the first machine, one on each of the others."""
+    machines = "".join(f'[[machines]]\nname = "{node}"\nslots = {2 if node == "n1" else 1}\n' for node in sandbox.nodes)
+    at = f'head = "{head}"\n' if head else ""
+    place.write("inventory.toml", f'ssh_config = "{sandbox.ssh_config}"\n{at}{machines}')
+    return ["--inventory", "inventory.toml"]
+
+
+def shown(text: str) -> dict[str, dict[str, str]]:
+    """Launcher -> machine -> what is to be typed there."""
+    found: dict[str, dict[str, str]] = {}
+    for part in re.split(r"(?m)^# ---- ", text)[1:]:
+        name = part.partition(": ")[0]
+        commands = re.findall(r"(?ms)^(# on ([^:]*): .*?^\))(?:\n\n|\Z)", part.strip())
+        found[name] = {node: text for text, node in commands}
+    return found
+
+
+def typed(sandbox: Sandbox, texts: dict[str, str]) -> dict[str, list[str]]:
     """What is said on each machine when these lines are typed on all of them at once."""
     said: dict[str, list[str]] = {}
 
     def type_on(node: str) -> None:
         argv = ["ssh", "-F", str(sandbox.ssh_config), node, "bash"]
-        result = run_command(argv, stdin="\n".join([*texts[node], ""]), limit_s=limit_s).ok()
-        said[node] = sorted(line for line in result.out.splitlines() if line.startswith("sums"))
+        result = run_command(argv, stdin=f"{texts[node]}\n", limit_s=60).ok()
+        said[node] = sums(result.out)
 
     threads = [threading.Thread(target=type_on, args=(node,)) for node in texts]
     for thread in threads:
@@ -70,39 +76,98 @@ def typed(sandbox: Sandbox, texts: dict[str, list[str]], *, limit_s: float = 60)
     return said
 
 
-SUMS = "sums 1 2 3 4 a b $x"
+def sums(out: str) -> list[str]:
+    return [line for line in out.splitlines() if line.startswith("sums")]
 
 
-@pytest.mark.parametrize("name", ["torchrun", "torchrun, elastic", "torch.distributed.launch"])
-def test_typed_on_each_machine(sandbox: Sandbox, made: render.Setup, name: str) -> None:
-    (way,) = [way for way in render.ways(made, least=3) if way.name == name]
-    said = typed(sandbox, {command.host: command.lines() for command in way.commands})
-    assert said == {"n1": [SUMS] * 2, "n2": [SUMS], "n3": [SUMS]}
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [("torchrun", []), ("torchrun, elastic", ["--nodes", "2:3"]), ("torch.distributed.launch", [])],
+)
+def test_typed_on_each_machine(sandbox: Sandbox, place: Place, name: str, words: list[str]) -> None:
+    result = place.run(*inventory(sandbox, place), *words, "--dry-run", *WORDS).ok()
+    found = shown(result.out)
+    assert typed(sandbox, found[name]) == {"n1": [SUMS] * 2, "n2": [SUMS], "n3": [SUMS]}
+    assert place.runs == []
 
 
-def test_mpirun_typed_on_the_head(sandbox: Sandbox, made: render.Setup) -> None:
-    flavour = dataclasses.replace(mpi.OPENMPI_4, program="mpirun.openmpi")
-    way = render.mpirun(dataclasses.replace(made, head="n1"), flavour)
-    assert typed(sandbox, {"n1": way.lines()}) == {"n1": [SUMS] * 4}
+def test_instep_itself(sandbox: Sandbox, place: Place) -> None:
+    """The same sums; and the commands as JSON are those of the text."""
+    given = inventory(sandbox, place)
+    result = place.run(*given, "--show", "all", *WORDS).ok()
+    assert sorted(result.out.splitlines()) == [
+        f"[rank {rank} on {node}] {SUMS}" for rank, node in enumerate(("n1", "n1", "n2", "n3"))
+    ]
+    values: dict[str, Any] = json.loads(place.run(*given, "--dry-run", "--json", *WORDS).ok().out)
+    assert [(node["host"], node["ranks"]) for node in values["nodes"]] == [("n1", [0, 1]), ("n2", [2]), ("n3", [3])]
+    torchrun = values["commands"][0]
+    assert [command["host"] for command in torchrun["commands"]] == ["n1", "n2", "n3"]
+    for command in torchrun["commands"]:
+        assert command["argv"][-3:] == WORDS
+        assert f"--master-port={values['port']}" in command["argv"]
 
 
-def test_mpiexec_typed_here(sandbox: Sandbox, made: render.Setup) -> None:
+def test_mpirun_typed_on_the_head(sandbox: Sandbox, place: Place) -> None:
+    need_tool("mpirun.openmpi")
+    text = place.run(*inventory(sandbox, place, "n1"), "--dry-run", *WORDS).ok().out
+    (name,) = [name for name in shown(text) if "MPI" in name]
+    assert typed(sandbox, shown(text)[name]) == {"n1": [SUMS] * 4}
+
+
+def test_mpiexec_typed_here(sandbox: Sandbox, place: Place) -> None:
     """On none of the machines: they are reached by the ssh configuration of the inventory."""
     need_tool("mpiexec.mpich")
-    here = next(name for name, address, _ in interfaces() if address.startswith(f"{network_of(made)}."))
-    network = dataclasses.replace(made.network, interface=here)
-    flavour = dataclasses.replace(mpi.MPICH_4, program="mpiexec.mpich")
-    way = render.mpirun(dataclasses.replace(made, network=network), flavour)
-    said = run_command(["bash"], stdin="\n".join(way.lines()), limit_s=60).ok().out
-    assert sorted(said.split("\n"))[-4:] == [SUMS] * 4
+    given = [*inventory(sandbox, place), "--via", "mpirun", "--mpirun", "mpiexec.mpich"]
+    found = shown(place.run(*given, "--dry-run", *WORDS).ok().out)
+    first = next(iter(found))
+    assert first.startswith("MPICH")
+    said = run_command(["bash"], stdin=found[first]["this machine"], limit_s=60).ok().out
+    assert sums(said) == [SUMS] * 4
 
 
-def network_of(made: render.Setup) -> str:
-    return made.plan.master_addr.rpartition(".")[0]
-
-
-def test_the_file_for_sbatch(sandbox: Sandbox, made: render.Setup) -> None:
-    way = render.sbatch(dataclasses.replace(made, head="n1"))
+def test_the_file_for_sbatch(sandbox: Sandbox, place: Place) -> None:
+    text = place.run(*inventory(sandbox, place, "n1"), "--dry-run", "sums.py").ok().out
     argv = ["ssh", "-F", str(sandbox.ssh_config), "n1", "bash"]
-    said = run_command(argv, stdin="\n".join(way.lines()), limit_s=30).ok().out
-    assert re.fullmatch(r"Submitted batch job \d+\n", said)
+    said = run_command(argv, stdin=f"{shown(text)['sbatch']['n1']}\n", limit_s=30).ok().out
+    number = re.fullmatch(r"Submitted batch job (\d+)\n", said)
+    assert number
+    output = place.path / f"sums-{number[1]}.txt"
+    wait = f"for i in $(seq 300); do grep -q finished {output.name} && break; sleep 0.1; done"
+    sandbox.exec("n1", ["bash", "-c", wait], cwd=place.path, limit_s=60).ok()
+    assert sums(output.read_text()) == ["sums 1 2 3 4"], output.read_text()
+
+
+def test_srun_typed_in_an_allocation(sandbox: Sandbox, place: Place) -> None:
+    inside = f"{INSTEP} run --dry-run sums.py 'a b' '$x' > dry.txt && sed -n '/^# ---- srun/,/^)$/p' dry.txt | bash"
+    words = ["salloc", "--quiet", "--nodes=3", "--ntasks=4", "bash", "-c", inside]
+    result = sandbox.exec("n1", words, cwd=place.path, limit_s=90).ok()
+    assert sums(result.out) == [SUMS] * 4
+    assert "ranks       4 on 3 machines" in (place.path / "dry.txt").read_text()
+    assert sys.executable in (place.path / "dry.txt").read_text()
+    assert place.runs == []
+
+
+MISTAKES: list[tuple[list[str], str]] = [
+    (["--hosts", "nowhere.invalid:1"], "nowhere.invalid"),
+    (["--hosts", "h1:0"], "h1"),
+    (["--via", "ssh"], "--via ssh needs machines"),
+    (["--via", "local", "--hosts", "h1"], "--via local"),
+    (["--nodes", "3:2", "--hosts", "h1,h2"], "--nodes 3:2"),
+    (["--nodes", "4", "--hosts", "localhost"], "--nodes"),
+    (["--hosts", "localhost", "--env", "1A=2"], "--env"),
+    (["--hosts", "localhost", "--nproc", "0"], "--nproc 0"),
+    (["--hosts", "localhost", "--python", "/no/python"], "/no/python"),
+    (["--mpirun", "no-such-mpirun", "--via", "mpirun", "--hosts", "localhost"], "no such program"),
+]
+
+
+@pytest.mark.parametrize(("words", "said"), MISTAKES, ids=[" ".join(words) for words, _ in MISTAKES])
+def test_what_cannot_be_planned(tmp_path: Path, words: list[str], said: str) -> None:
+    place = Place(tmp_path, torch=False)
+    place.write("sums.py", "print()")
+    result = place.run(*words, "--dry-run", "sums.py")
+    assert result.rc == 2, str(result)
+    assert result.out == ""
+    assert said in result.err
+    assert "Traceback" not in result.err
+    assert place.runs == []

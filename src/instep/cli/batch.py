@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from instep.launch.plan import Request
     from instep.launch.slurm.batch import Batch
     from instep.launch.target import Target
+    from instep.launch.tasks import Wish as TaskWish
     from instep.world.hosts import HostList
 
 # Options of `instep run` that are for the one who submits, or that the batch file says in its own way.
@@ -166,19 +167,8 @@ def start(
     """Inside an allocation: start the ranks; the exit code."""
     from instep.launch.slurm.requeue import in_batch
     from instep.launch.starters import run_in_allocation
-    from instep.launch.tasks import Wish as TaskWish
 
-    least, most = read_nodes(named.nodes) or (None, None)
-    if least is not None and most is not None:
-        most = max(least, min(most, int(os.environ.get("SLURM_JOB_NUM_NODES") or most)))
-    task_wish = TaskWish(
-        runs=runs,
-        name=name,
-        command=["instep", *sys.argv[1:]],
-        stdout=2 if as_json else 1,
-        own_copies=named.own_copies,
-        variables={word.partition("=")[0]: os.environ[word.partition("=")[0]] for word in named.env},
-    )
+    task_wish, most = _inside(named, runs, name, as_json=as_json)
     if going_on is None:
         result = run_in_allocation(request, task_wish, hosts=listed, most_nodes=most)
     else:
@@ -191,6 +181,38 @@ def start(
     if as_json:
         _print_json(result)
     return int(result["exit_code"])
+
+
+def dry(
+    request: Request, *, runs: Path, named: Named, listed: HostList | None, as_json: bool
+) -> tuple[list[str], dict[str, Any]]:
+    """Inside an allocation: say what would be done; see :func:`instep.launch.dry.show`."""
+    from instep.launch import dry as showing
+    from instep.launch.starters import plan_in_allocation
+
+    task_wish, most = _inside(named, runs, None, as_json=as_json)
+    plan, port, flags = plan_in_allocation(request, task_wish, hosts=listed, most_nodes=most)
+    python = named.python or sys.executable
+    return showing.show(plan, runs, via="slurm", port=port, python=python, env=named.env, srun=flags)
+
+
+def _inside(named: Named, runs: Path, name: str | None, *, as_json: bool) -> tuple[TaskWish, int | None]:
+    """What the tasks are started with, and on how many machines at most."""
+    from instep.launch.tasks import Wish as TaskWish
+
+    least, most = read_nodes(named.nodes) or (None, None)
+    if least is not None and most is not None:
+        most = max(least, min(most, int(os.environ.get("SLURM_JOB_NUM_NODES") or most)))
+    wish = TaskWish(
+        runs=runs,
+        name=name,
+        command=["instep", *sys.argv[1:]],
+        stdout=2 if as_json else 1,
+        own_copies=named.own_copies,
+        python=named.python,
+        variables={word.partition("=")[0]: os.environ[word.partition("=")[0]] for word in named.env},
+    )
+    return wish, most
 
 
 def _say(lines: list[str]) -> None:

@@ -200,7 +200,7 @@ def start(request: Request, listed: HostList | None, wish: Wish) -> dict[str, An
     return run_there(request, listed or here(), wish)
 
 
-def dry(request: Request, listed: HostList, wish: Wish, *, via: str) -> tuple[list[str], dict[str, Any]]:
+def dry(request: Request, listed: HostList, wish: Wish, *, via: str, mpirun: str) -> tuple[list[str], dict[str, Any]]:
     """Look at the machines, and say what would be done; see :func:`instep.launch.dry.show`."""
     from instep.launch import dry
     from instep.launch.agents.several import plan_there
@@ -218,6 +218,7 @@ def dry(request: Request, listed: HostList, wish: Wish, *, via: str) -> tuple[li
         network=find_network(listed),
         env=wish.env,
         python=wish.python or sys.executable,
+        mpirun=mpirun,
     )
     return [*found.notes, *lines], {**values, "notes": found.notes}
 

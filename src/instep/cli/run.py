@@ -156,7 +156,11 @@ def run_command(  # noqa: PLR0917  # typer reads the signature
                 ctx, target, wanted, runs=runs, nproc=nproc, device=device, named=named, listed=listed
             )
             raise typer.Exit(batch.submit(job, wanted, runs=runs, name=name, dry_run=dry_run, as_json=as_json))
-        if batch.is_inside(via, os.environ) and not dry_run:
+        if batch.is_inside(via, os.environ) and dry_run:
+            lines, values = batch.dry(request, runs=runs, named=named, listed=listed, as_json=as_json)
+            _print_json(values) if as_json else print("\n".join(lines))
+            raise typer.Exit(0)
+        if batch.is_inside(via, os.environ):
             raise typer.Exit(
                 batch.start(
                     request,
@@ -176,7 +180,7 @@ def run_command(  # noqa: PLR0917  # typer reads the signature
             )
         if via == "ssh" or (max_restarts and via == "local" and not dry_run) or (dry_run and listed is not None):
             wish = machines.make_wish(named, runs=runs, name=name, as_json=as_json)
-            raise typer.Exit(_there(request, listed, wish, via=via, dry_run=dry_run, as_json=as_json))
+            raise typer.Exit(_there(request, listed, wish, via=via, mpirun=mpirun, dry_run=dry_run, as_json=as_json))
         from instep.launch.machine import this_machine
 
         here = this_machine(os.environ)
@@ -200,10 +204,12 @@ def _start(plan: Plan, runs: Path, name: str | None, as_json: bool) -> int:
     return int(result["exit_code"])
 
 
-def _there(request: Request, listed: HostList | None, wish: Wish, *, via: str, dry_run: bool, as_json: bool) -> int:
+def _there(
+    request: Request, listed: HostList | None, wish: Wish, *, via: str, mpirun: str, dry_run: bool, as_json: bool
+) -> int:
     """Over agents."""
     if dry_run and listed is not None:
-        lines, values = machines.dry(request, listed, wish, via=via)
+        lines, values = machines.dry(request, listed, wish, via=via, mpirun=mpirun)
         _print_json(values) if as_json else print("\n".join(lines))
         return 0
     result = machines.start(request, listed, wish)

@@ -11,6 +11,8 @@ from instep.errors import RunError
 from instep.launch import mpi, render
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from instep.launch.plan import Plan
 
 
@@ -25,6 +27,8 @@ def show(
     network: mpi.Network | None = None,
     python: str = sys.executable,
     env: tuple[str, ...] = (),
+    srun: Sequence[mpi.Flag] | None = None,
+    mpirun: str = "",
 ) -> tuple[list[str], dict[str, Any]]:
     """The plan for reading, and as plain values.
 
@@ -38,6 +42,11 @@ def show(
         network: between the machines, as mpirun has to know it.
         python: the interpreter on all machines.
         env: ``--env``.
+        srun: inside an allocation: the flags of srun.
+        mpirun: whose command is shown; "" is the first that is found.
+
+    Raises:
+        RunError: there is no such mpirun.
 
     """
     setup = render.Setup(
@@ -49,18 +58,21 @@ def show(
         runs=str(runs),
         head=head,
         network=network or mpi.Network(),
-        flavours=_flavours(),
+        flavours=_flavours(mpirun),
         is_root=os.geteuid() == 0,
         env=env,
+        srun=None if srun is None else tuple(srun),
     )
     ways = render.ways(setup, via=via, least=least)
     lines = [*render.plan_lines(plan, runs, port=port), *render.text(ways)]
     return lines, {**plan.as_json(), "port": port, "runs": str(runs.absolute()), "commands": render.as_json(ways)}
 
 
-def _flavours() -> tuple[mpi.Flavour, ...]:
+def _flavours(wanted: str) -> tuple[mpi.Flavour, ...]:
     """The mpirun of this machine; where there is none, the two that one may meet."""
     try:
-        return (mpi.find(),)
+        return (mpi.find(wanted),)
     except RunError:
+        if wanted:
+            raise
         return (mpi.OPENMPI_5, mpi.MPICH_4)

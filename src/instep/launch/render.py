@@ -17,6 +17,7 @@ from instep.launch import mpi
 from instep.launch.mpi import Flag
 from instep.launch.preflight.compare import table
 from instep.launch.slurm import batch
+from instep.launch.srun import NOT_FOR_SRUN
 from instep.launch.telling import near
 
 if TYPE_CHECKING:
@@ -149,6 +150,7 @@ class Setup:
         flavours: the mpiruns whose commands are shown.
         is_root: whether root types them.
         env: ``--env``: NAME=VALUE, or NAME for the value that the variable has where the command is typed.
+        srun: the flags of srun inside an allocation; None where a batch file is shown.
 
     """
 
@@ -163,6 +165,7 @@ class Setup:
     flavours: tuple[mpi.Flavour, ...] = (mpi.OPENMPI_5, mpi.OPENMPI_4, mpi.MPICH_4)
     is_root: bool = False
     env: tuple[str, ...] = ()
+    srun: tuple[Flag, ...] | None = None
 
     @property
     def typed_at(self) -> str:
@@ -370,6 +373,7 @@ def mpirun(setup: Setup, flavour: mpi.Flavour) -> Way:
     if not many:
         hosts = [("localhost", hosts[0][1])]
     settings, differing = _for_all(setup)
+    known = _OPENMPI if flavour.kind == "openmpi" else _HYDRA
     names = [one.name for one in settings]
     try:
         if many:
@@ -380,7 +384,7 @@ def mpirun(setup: Setup, flavour: mpi.Flavour) -> Way:
     flags = (
         Flag((flavour.program,), f"{flavour.title}: starts the ranks of all machines"),
         *(Flag(tuple(map(_known, flag.words)), flag.why) for flag in given),
-        Flag(("bash", "-c", _shim(flavour, differing), "rank"), "what torchrun tells a rank, from what MPI tells it"),
+        Flag(("bash", "-c", _shim(known, differing), "rank"), "what torchrun tells a rank, from what MPI tells it"),
         Flag((setup.python, *setup.plan.target.words), "the program, and what it is given"),
     )
     command = Command(setup.typed_at, "all ranks", setup.cwd, settings, flags, before)
@@ -407,9 +411,8 @@ def _for_all(setup: Setup) -> tuple[tuple[Setting, ...], dict[str, dict[str, str
     return (*alike, *meeting), differing
 
 
-def _shim(flavour: mpi.Flavour, differing: Mapping[str, Mapping[str, str]]) -> str:
+def _shim(known: Mapping[str, str], differing: Mapping[str, Mapping[str, str]]) -> str:
     """A line of shell that gives each rank the variables of torchrun, and those that its machine alone has."""
-    known = _OPENMPI if flavour.kind == "openmpi" else _HYDRA
     line = f"export {' '.join(f'{name}=${value}' for name, value in known.items())}; "
     if differing:
         cases = [
@@ -421,6 +424,31 @@ def _shim(flavour: mpi.Flavour, differing: Mapping[str, Mapping[str, str]]) -> s
 
 
 # ---- Slurm
+
+_SRUN = {"RANK": "SLURM_PROCID", "WORLD_SIZE": "SLURM_STEP_NUM_TASKS", "LOCAL_RANK": "SLURM_LOCALID"}
+
+
+def srun(setup: Setup, given: Sequence[Flag]) -> Way:
+    """One command for all machines of the allocation that it is typed in.
+
+    Args:
+        setup: the plan and what goes with it.
+        given: the flags of srun.
+
+    """
+    counts = {node.name: {"LOCAL_WORLD_SIZE": str(node.place.count)} for node in setup.plan.nodes}
+    settings, differing = _for_all(setup)
+    each = {host: {**counts[host], **differing.get(host, {})} for host in counts}
+    unset = f"unset {' '.join(NOT_FOR_SRUN)}"
+    flags = (
+        Flag(("srun",), "starts the ranks of all machines"),
+        *given,
+        Flag(("bash", "-c", _shim(_SRUN, each), "rank"), "what torchrun tells a rank, from what Slurm tells it"),
+        Flag((setup.python, *setup.plan.target.words), "the program, and what it is given"),
+    )
+    before = (unset, "what the allocation says by itself would contradict the flags below")
+    command = Command("a machine of the allocation", "all ranks", setup.cwd, settings, flags, before)
+    return Way("srun", "one command, inside the allocation", (command,))
 
 
 def sbatch(setup: Setup) -> Way:
@@ -448,7 +476,7 @@ def ways(setup: Setup, *, via: str = "local", least: int = 0) -> list[Way]:
     if least and many > 1:
         by_hand.insert(0, elastic(setup, least, many))
     by_mpi = [mpirun(setup, flavour) for flavour in setup.flavours]
-    by_slurm = [sbatch(setup)]
+    by_slurm = [sbatch(setup)] if setup.srun is None else [srun(setup, setup.srun)]
     if via == "mpirun":
         return [*by_mpi, *by_hand, *by_slurm]
     return [*by_slurm, *by_hand, *by_mpi] if via == "slurm" else [*by_hand, *by_mpi, *by_slurm]

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 # What salloc and sbatch leave for srun, and what would contradict the exact places that are asked for.
-_NOT_FOR_SRUN = (
+NOT_FOR_SRUN = (
     *("SLURM_NTASKS_PER_NODE", "SLURM_NTASKS", "SLURM_NPROCS", "SLURM_DISTRIBUTION", "SLURM_HOSTFILE"),
     *("SLURM_CPUS_PER_TASK", "SLURM_TRES_PER_TASK", "SLURM_ARBITRARY_NODELIST"),
 )
@@ -160,4 +160,4 @@ def argv(given: Sequence[Flag], command: Sequence[str]) -> list[str]:
 def environ_for_srun(environ: Mapping[str, str] | None = None) -> dict[str, str]:
     """The environment without what would contradict the command line."""
     source = os.environ if environ is None else environ
-    return {name: value for name, value in source.items() if name not in _NOT_FOR_SRUN}
+    return {name: value for name, value in source.items() if name not in NOT_FOR_SRUN}

@@ -18,13 +18,13 @@ from instep.launch import errand, mpi, srun
 from instep.launch.agents.ssh import is_here
 from instep.launch.preflight.facts import interfaces
 from instep.launch.task import VARIABLE
-from instep.launch.tasks import run_tasks
+from instep.launch.tasks import plan_tasks, run_tasks
 from instep.world.hosts import Host
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from instep.launch.plan import Request
+    from instep.launch.plan import Plan, Request
     from instep.launch.tasks import Wish
     from instep.world.hosts import HostList
 
@@ -151,6 +151,34 @@ def run_in_allocation(
         RunError: this is no allocation, or the run could not be started.
 
     """
+    granted, parts = _in_allocation(request, hosts, most_nodes)
+    return run_tasks(request, Srun(granted), parts, wish)
+
+
+def plan_in_allocation(
+    request: Request, wish: Wish, *, hosts: HostList | None = None, most_nodes: int | None = None
+) -> tuple[Plan, int, list[mpi.Flag]]:
+    """What would be done in this allocation: the plan, the port, and the flags of srun; no rank is started.
+
+    Args:
+        request: what the user wants.
+        wish: the rest.
+        hosts: the machines to use, with their slots; None: all of the allocation.
+        most_nodes: how many of them at most.
+
+    Raises:
+        RunError: this is no allocation, or the run could not be started.
+
+    """
+    granted, parts = _in_allocation(request, hosts, most_nodes)
+    plan, port = plan_tasks(request, Srun(granted), parts, wish)
+    return plan, port, srun.flags(granted, [(node.host, node.place.count) for node in plan.nodes])
+
+
+def _in_allocation(
+    request: Request, hosts: HostList | None, most_nodes: int | None
+) -> tuple[srun.Allocation, list[tuple[str, int]]]:
+    """The allocation, and the ranks on each of its machines that take part."""
     granted = srun.allocation(os.environ)
     named = [(host.name, host.slots) for host in hosts.hosts] if hosts else [(name, None) for name in granted.hosts]
     named = named[:most_nodes]
@@ -162,7 +190,7 @@ def run_in_allocation(
         )
     counts = srun.counts(request.nproc, granted, [name for name, _ in named], device=request.device)
     parts = [(name, slots or count) for (name, slots), count in zip(named, counts, strict=True)]
-    return run_tasks(request, Srun(granted), parts, wish)
+    return granted, parts
 
 
 class Srun:
