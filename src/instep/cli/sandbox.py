@@ -70,7 +70,7 @@ def up_command(  # noqa: PLR0917  # typer reads the signature
     They see this folder (or --share), the Python in use, and a folder /shared, each at the same path.
     """
     with _errors(as_json):
-        from instep.sandbox import image, lifecycle, needs, network, state
+        from instep.sandbox import image, lifecycle, needs, network, state, views
 
         state.check_name(name)
         _check(nodes, kind, release, disk)
@@ -89,6 +89,7 @@ def up_command(  # noqa: PLR0917  # typer reads the signature
             loopback_names=loopback_names,
             docker=docker,
             mounts=_mounts(share or [], release),
+            python=views.python_link(release, image.own_release()),
             command=shlex.join(["instep", *sys.argv[1:]]),
         )
         needs.check(vms=kind == "vms")

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from instep.sandbox.state import Machine, Sandbox, User
 
 KEYS = "/etc/ssh/instep"  # in a machine: one private key for each user who may go on to the next machine
+WANTED = "/etc/systemd/system/multi-user.target.wants"
 LOOPBACK = "127.0.1.1"  # what a stock Debian gives its own name
 CPUS = 4  # what each machine has to give to Slurm, whatever this host has
 
@@ -196,6 +197,8 @@ def machine(
     }
     if sandbox.user.uid != 0:
         files[f"{KEYS}/{sandbox.user.name}"] = _owned(sandbox.user, secrets.private)
+    if sandbox.python:
+        files["/usr/bin/python3"] = File(link=sandbox.python)
     if sandbox.slurm:
         files |= _slurm(sandbox, here, secrets, image, memory_mb)
     return files
@@ -227,10 +230,9 @@ def _slurm(
     munge = _id(image["/etc/passwd"], "munge"), _id(image["/etc/group"], "munge")
     head = here.name == sandbox.machines[0].name
     units = ["munge", "slurmd", *(["slurmctld"] if head else [])]
-    wanted = "/etc/systemd/system/multi-user.target.wants"
     return {
         "/etc/munge/munge.key": File(secrets.munge, 0o400, *munge),
         "/etc/slurm/slurm.conf": File(slurm_conf(sandbox, memory_mb)),
         "/etc/slurm/cgroup.conf": File(cgroup_conf(sandbox.release)),
-        **{f"{wanted}/{unit}.service": File(link=f"/lib/systemd/system/{unit}.service") for unit in units},
+        **{f"{WANTED}/{unit}.service": File(link=f"/lib/systemd/system/{unit}.service") for unit in units},
     }

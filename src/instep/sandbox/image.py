@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 CACHE = Path("/var/cache/instep/images")
 RELEASES = ("bookworm", "trixie")  # the previous stable, and the current one
 RECIPE = Path(__file__).with_name("image.sh")
+VM_RECIPE = Path(__file__).with_name("vm.sh")
 PACKAGES = (
     *("systemd", "systemd-sysv", "dbus", "openssh-server", "openssh-client", "rsync", "iproute2", "nftables"),
     *("iputils-ping", "procps", "python3", "ca-certificates", "libgomp1", "libnuma1", "openmpi-bin", "mpich"),
@@ -29,13 +30,19 @@ PACKAGES = (
 FETCHED = ("chrony", "nfs-kernel-server", "nfs-common")
 LIMIT_S = 900
 BOOKWORM_LIBC = (2, 36)
+# The end of this process ends unshare, which ends all that runs in the namespace.
+_ALONE = ("setpriv", "--pdeathsig", "KILL", "unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc")
 _SETTINGS = ("Acquire::http::Proxy", "Acquire::https::Proxy", "Acquire::Check-Valid-Until", "Acquire::Check-Date")
 
 
 def identity(release: str) -> str:
     """The name of an image: the release, and a number that changes with what goes into it."""
     recipe = "\n".join([RECIPE.read_text(), *PACKAGES, *FETCHED])
-    return f"{release}-{hashlib.sha256(recipe.encode()).hexdigest()[:12]}"
+    return f"{release}-{_digest(recipe)[:12]}"
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def root_of(name: str) -> Path:
@@ -116,25 +123,42 @@ def ensure(release: str, mirror: str, tell: Callable[[str], None]) -> str:
 
     """
     name = identity(release)
-    if root_of(name).is_dir():
-        return name
+    _made(name, f"the image of Debian {release}", lambda folder: _build(folder, release, mirror, tell), tell)
+    return name
+
+
+def ensure_vm(release: str, tell: Callable[[str], None]) -> str:
+    """What virtual machines start from, made of the image; as :func:`ensure`."""
+    name = f"{identity(release)}-vm-{_digest(VM_RECIPE.read_text())[:6]}"
+    base = root_of(identity(release))
+
+    def build(folder: Path) -> None:
+        _run([*_ALONE, "sh", str(VM_RECIPE), str(base), str(folder)], tell)
+
+    _made(name, f"the disk of Debian {release} for virtual machines", build, tell)
+    return name
+
+
+def _made(name: str, what: str, build: Callable[[Path], None], tell: Callable[[str], None]) -> None:
+    """See that a folder of the cache is there; it is complete, or it is not there."""
+    if (CACHE / name).is_dir():
+        return
     folder = CACHE / f".building-{name}"
     with hold(folder, lambda: tell("another process is making the same image: waiting for it")):
-        if root_of(name).is_dir():  # it was made while we waited
+        if (CACHE / name).is_dir():  # it was made while we waited
             folder.rmdir()
-            return name
+            return
         started = time.monotonic()
-        tell(f"making the image of Debian {release}; the next sandbox takes it as it is")
+        tell(f"making {what}; the next sandbox takes it as it is")
         try:
             clear(folder)  # what a build that was killed has left
-            _build(folder, release, mirror, tell)
+            build(folder)
             folder.rename(CACHE / name)
         except BaseException:
             clear(folder)
             folder.rmdir()
             raise
-        tell(f"the image is made, in {time.monotonic() - started:.0f} s: {CACHE / name}")
-    return name
+        tell(f"  made in {time.monotonic() - started:.0f} s: {CACHE / name}")
 
 
 def clear(folder: Path) -> None:
@@ -168,10 +192,8 @@ def _build(folder: Path, release: str, mirror: str, tell: Callable[[str], None])
         source, lines = sources(release, _say("apt-get", "indextargets", "--format", "$(SITE)|$(RELEASE)|$(COMPONENT)"))
     Path(f"{root}.sources").write_text("\n".join(lines) + "\n")
     Path(f"{root}.conf").write_text(_settings(_say("apt-config", "dump")))
-    # The end of this process ends unshare, which ends all that runs in the namespace.
-    inside = ["setpriv", "--pdeathsig", "KILL", "unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]
     script = ["sh", str(RECIPE), str(root), release, source, " ".join(PACKAGES), " ".join(FETCHED)]
-    _run([*inside, *script], tell)
+    _run([*_ALONE, *script], tell)
     Path(f"{root}.sources").unlink()
     Path(f"{root}.conf").unlink()
 

@@ -30,7 +30,6 @@ rm -rf "$root"/var/cache/apt/archives/*.deb # debootstrap's
 
 echo "@ the lists of packages"
 chroot "$root" apt-get update
-# Each machine has an account for these daemons, the same number on all.
 echo "@ systemd, sshd, Open MPI, MPICH and Slurm"
 # shellcheck disable=SC2086 # both are lists of words
 chroot "$root" apt-get install --yes --no-install-recommends $packages
@@ -44,6 +43,7 @@ for unit in munge slurmctld slurmd nfs-server chrony apt-daily.timer apt-daily-u
     e2scrub_all.timer e2scrub_reap fstrim.timer getty@tty1 systemd-pstore nftables rsync; do
     chroot "$root" systemctl --quiet disable "$unit" 2>/dev/null || true
 done
+ln -s /dev/null "$root/etc/systemd/system/console-getty.service" # nobody sits at a container's console
 rm -f "$root/usr/sbin/policy-rc.d" "$root"/etc/ssh/ssh_host_* "$root/etc/munge/munge.key" "$root/etc/machine-id" \
     "$root/etc/hostname" "$root/etc/resolv.conf" "$root/etc/hosts" "$root/etc/dpkg/dpkg.cfg.d/instep"
 rm -rf "$root"/var/log/apt "$root"/var/log/*.log "$root"/var/cache/apt/*.bin "$root"/usr/share/doc "$root"/usr/share/man

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from instep.errors import RunError
-from instep.sandbox import files, image, machines, network, processes, state
+from instep.sandbox import containers, files, image, machines, network, processes, state, vms
 from instep.sandbox.locks import hold
 from instep.sandbox.state import Machine, Sandbox, User, option
 
@@ -43,6 +43,7 @@ class Wish:
     loopback_names: bool
     docker: bool
     mounts: list[tuple[str, str]]
+    python: str
     command: str
 
 
@@ -69,6 +70,7 @@ def plan(wish: Wish) -> Sandbox:
         command=wish.command,
         boot=state.boot_id(),
         mounts=wish.mounts,
+        python=wish.python,
         rate=wish.rate,
         disk=wish.disk,
         slurm=wish.slurm,
@@ -140,8 +142,15 @@ def _make(wish: Wish, tell: Callable[[str], None]) -> Sandbox:
     try:
         image.sweep()
         image.ensure(wish.release, wish.mirror, tell)
+        vm_image, accelerator = "", ""
+        if wish.kind == "vms":
+            vm_image = image.ensure_vm(wish.release, tell)
+            accelerator = vms.accelerator(image.CACHE / vm_image)
+            if accelerator == "tcg":
+                tell("this host's processors do not carry virtual machines: they are emulated, and slow")
         with hold(state.BASE, lambda: None):  # two that start at once take different networks
             sandbox = plan(wish)
+            sandbox.vm_image, sandbox.accelerator = vm_image, accelerator
             sandbox.save()
         tell(f"starting {len(sandbox.machines)} machines on 10.77.{sandbox.subnet}.0/24")
         sandbox.switch = network.open_switch(sandbox)
@@ -176,6 +185,8 @@ def _write(sandbox: Sandbox) -> None:
     root = image.root_of(sandbox.image)
     tables = {name: Path(f"{root}{name}").read_text() for name in ("/etc/passwd", "/etc/group", "/etc/shadow")}
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2**20
+    if sandbox.kind == "vms":
+        memory = vms.MEMORY_MB * 4 // 5  # its kernel keeps some for itself
     for machine in sandbox.machines:
         machines.prepare(sandbox, machine, files.machine(sandbox, machine, secrets, tables, memory))
 
@@ -209,7 +220,8 @@ def await_ready(sandbox: Sandbox, which: list[Machine]) -> None:
         RunError: one has ended, or does not answer.
 
     """
-    deadline = time.monotonic() + READY_S
+    limit = vms.READY_S if sandbox.kind == "vms" else READY_S
+    deadline = time.monotonic() + limit
     enough = threading.Event()
     with ThreadPoolExecutor(len(which)) as pool:
         try:
@@ -235,12 +247,20 @@ def _await_login(sandbox: Sandbox, machine: Machine, deadline: float, enough: th
             return
         said = done.stderr.strip()
         time.sleep(0.05)
-    console = (sandbox.place(machine) / "console.log").read_text(errors="replace").splitlines()
     ended = not processes.lives(sandbox.running[machine.name])
     raise RunError(
-        f"{machine.name} {'has ended while it started' if ended else f'does not let anybody in after {READY_S:g} s'}",
-        evidence=[*([said] if said else []), "the last words on its console:", *console[-15:]],
+        f"{machine.name} {'has ended while it started' if ended else 'does not let anybody in'}",
+        evidence=[*([said] if said else []), *_last_words(sandbox.place(machine))],
     )
+
+
+def _last_words(place: Path) -> list[str]:
+    """The ends of what a machine and those who carry it have written."""
+    lines = []
+    for log in sorted(place.glob("*.log")):
+        last = log.read_text(errors="replace").splitlines()[-15:]
+        lines += [f"the end of {log.name}:", *last] if last else []
+    return lines
 
 
 def down(name: str) -> bool:
@@ -263,7 +283,7 @@ def _clear(name: str) -> None:
     """Remove all of a sandbox but its empty folder. The state goes last: it may be needed again."""
     folder = state.BASE / name
     processes.end(folder)
-    machines.remove_cgroups(f"instep.{name}.n[0-9]*")
+    containers.remove_cgroups(f"instep.{name}.n[0-9]*")
     network.remove(name)
     entries = sorted(folder.iterdir(), key=lambda entry: entry.name.startswith("state.json"))
     if _mounted_below(folder):

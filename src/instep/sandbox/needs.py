@@ -8,6 +8,8 @@ import shutil
 import sys
 
 from instep.errors import RunError
+from instep.sandbox.image import own_release
+from instep.sandbox.vms import server_path
 
 # The tool -> the Debian package that brings it.
 TOOLS = {
@@ -22,7 +24,7 @@ TOOLS = {
     "tc": "iproute2",
     "unshare": "util-linux",
 }
-VM_TOOLS = {"mke2fs": "e2fsprogs", "qemu-system-x86_64": "qemu-system-x86"}
+VM_TOOLS = {"mke2fs": "e2fsprogs", "qemu-img": "qemu-utils", "qemu-system-x86_64": "qemu-system-x86", "tar": "tar"}
 
 
 def check(*, vms: bool = False) -> None:
@@ -34,11 +36,15 @@ def check(*, vms: bool = False) -> None:
     """
     tools = TOOLS | (VM_TOOLS if vms else {})
     missing = [tool for tool in tools if shutil.which(tool) is None]
+    packages = {tools[tool] for tool in missing}
+    if vms and server_path() is None:
+        missing.append("virtiofsd")
+        packages.add("qemu-system-common" if own_release() == "bookworm" else "virtiofsd")
     evidence, cures = [], []
     if missing:
         evidence.append(f"not installed: {', '.join(missing)}")
-        packages = " ".join(sorted({tools[tool] for tool in missing}))
-        cures.append(f"{'' if os.geteuid() == 0 else 'sudo '}apt-get install --no-install-recommends {packages}")
+        sudo = "" if os.geteuid() == 0 else "sudo "
+        cures.append(f"{sudo}apt-get install --no-install-recommends {' '.join(sorted(packages))}")
     if os.geteuid() != 0:
         evidence.append(f"only root makes machines and networks; this is uid {os.geteuid()}")
         cures.append(as_root())

@@ -103,7 +103,7 @@ def open_switch(sandbox: Sandbox) -> Process:
         ]
     )
     lines = [f"link add {BRIDGE} type bridge", f"link set {BRIDGE} up", f"link set host master {BRIDGE} up"]
-    _batch(lines, _inside(switch.pid))
+    _batch(lines, _space(switch.pid))
     return switch
 
 
@@ -136,7 +136,7 @@ def wire(sandbox: Sandbox, machine: Machine, pid: int) -> None:
 
     """
     port = machine.name
-    switch, inside = _switch(sandbox), _inside(pid)
+    switch, member = inside(sandbox), _space(pid)
     _batch([f"link add {port} type veth peer name {NIC} netns {pid}", f"link set {port} master {BRIDGE} up"], switch)
     lines = ["link set lo up", f"address add {machine.address}/24 dev {NIC}", f"link set {NIC} up"]
     if sandbox.docker:
@@ -146,16 +146,28 @@ def wire(sandbox: Sandbox, machine: Machine, pid: int) -> None:
             "link set docker0 up",
             "link set docker1 up",
         ]
-    _batch(lines, inside)
+    _batch(lines, member)
     if sandbox.rate:
-        shape = ["root", "tbf", "rate", sandbox.rate, "burst", "256kb", "latency", "50ms"]
-        _run([*switch, "tc", "qdisc", "add", "dev", port, *shape])
-        _run([*inside, "tc", "qdisc", "add", "dev", NIC, *shape])
+        _run([*switch, "tc", "qdisc", "add", "dev", port, *shape(sandbox.rate)])
+        _run([*member, "tc", "qdisc", "add", "dev", NIC, *shape(sandbox.rate)])
+
+
+def shape(rate: str) -> list[str]:
+    """What tc does with a rate."""
+    return ["root", "tbf", "rate", rate, "burst", "256kb", "latency", "50ms"]
+
+
+def plug(sandbox: Sandbox, machine: Machine) -> None:
+    """A socket on the bridge for a virtual machine, which finds its address itself."""
+    switch, port = inside(sandbox), machine.name
+    _batch([f"tuntap add dev {port} mode tap", f"link set {port} master {BRIDGE} up"], switch)
+    if sandbox.rate:
+        _run([*switch, "tc", "qdisc", "add", "dev", port, *shape(sandbox.rate)])
 
 
 def unwire(sandbox: Sandbox, machine: Machine) -> None:
     """Pull the cable: what the machine says while it dies is heard by nobody."""
-    _delete_link(machine.name, _switch(sandbox))
+    _delete_link(machine.name, inside(sandbox))
 
 
 def set_cut(sandbox: Sandbox) -> None:
@@ -167,20 +179,26 @@ def set_cut(sandbox: Sandbox) -> None:
         lines.append(f"add table {table}")
         lines.append(f"add chain {table} forward {{ type filter hook forward priority 0; policy accept; }}")
         lines += [f"add rule {table} forward {way}ifname {{ {ports} }} drop" for way in "io"]
-    _run([*_switch(sandbox), "nft", "-f", "-"], "\n".join(lines) + "\n")
+    _run([*inside(sandbox), "nft", "-f", "-"], "\n".join(lines) + "\n")
 
 
-def _switch(sandbox: Sandbox) -> list[str]:
+def inside(sandbox: Sandbox) -> list[str]:
+    """What to put before a command, for it to run in the network namespace of the bridge.
+
+    Raises:
+        RunError: the namespace is gone.
+
+    """
     if sandbox.switch is None or not processes.lives(sandbox.switch):
         raise RunError(
             f"the network of sandbox {sandbox.name} is gone",
             evidence=["the process that held it has been ended"],
             cure=f"instep sandbox down{option(sandbox)}",
         )
-    return _inside(sandbox.switch.pid)
+    return _space(sandbox.switch.pid)
 
 
-def _inside(pid: int) -> list[str]:
+def _space(pid: int) -> list[str]:
     return ["nsenter", "--target", str(pid), "--net"]
 
 

@@ -59,11 +59,13 @@ class Sandbox:
     """A practice cluster.
 
     Attributes:
+        image: of the containers; and `vm_image`, what virtual machines start from; `accelerator`: what runs them.
         subnet: K of 10.77.K.0/24.
         command: what was typed to make it.
         phase: ``starting``, or ``up`` once all machines have answered.
         boot: the host's boot in which it was started.
         mounts: what every machine sees, as (path, ``rw`` or ``ro``).
+        python: what ``/usr/bin/python3`` leads to, if not to the release's own.
         rate: what each machine may send and receive, such as ``100mbit``.
         disk: size of a file system of its own on /scratch, in the kernel's words, such as ``500m``.
         running: the process that runs each machine.
@@ -81,8 +83,11 @@ class Sandbox:
     user: User
     command: str
     boot: str
+    vm_image: str = ""
+    accelerator: str = ""
     phase: str = "starting"
     mounts: list[tuple[str, str]] = field(default_factory=list)
+    python: str = ""
     rate: str = ""
     disk: str = ""
     slurm: bool = True

@@ -72,3 +72,10 @@ def python_folders(release: str, own_release: str) -> list[str]:
             version = f"python{sys.version_info.major}.{sys.version_info.minor}"
             found += [f"/usr/bin/{version}", f"/usr/lib/{version}", f"/usr/local/lib/{version}"]
     return [path for path in found if path != "/usr" and Path(path).exists()]
+
+
+def python_link(release: str, own_release: str) -> str:
+    """What ``python3`` has to mean on the machines, where theirs is another than the distribution's here."""
+    if sys.base_prefix == "/usr" and release != own_release:
+        return f"python{sys.version_info.major}.{sys.version_info.minor}"
+    return ""
