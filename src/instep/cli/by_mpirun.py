@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -41,6 +42,7 @@ def start(
 ) -> int:
     """Have mpirun start the ranks; the exit code."""
     from instep.launch.agents.ssh import given_variables
+    from instep.launch.command import StoppedError
     from instep.launch.starters import run_by_mpirun
     from instep.launch.tasks import Wish
 
@@ -54,13 +56,17 @@ def start(
             )
         listed = replace(listed, hosts=listed.hosts[: nodes[1]])
     if named.sync:
-        _sync(listed, runs)
+        try:
+            _sync(listed, runs)
+        except StoppedError as stopped:
+            return 128 + stopped.number
     wish = Wish(
         runs=runs,
         name=name,
         command=("instep", *sys.argv[1:]),
         stdout=2 if as_json else 1,
-        own_copies=named.own_copies or named.sync,
+        own_copies=named.own_copies,
+        copied=named.sync,
         variables=given_variables(os.environ, named.env),
         hints={host.name: host.address for host in listed.hosts if host.address},
         python=named.python,
@@ -74,9 +80,23 @@ def start(
 def _sync(listed: HostList, runs: Path) -> None:
     """Copy the working folder to those that are not this machine."""
     from instep.launch.agents import ssh
+    from instep.launch.command import StoppedError
     from instep.launch.preflight import sync
+    from instep.launch.signals import ENDING, Signals
 
     others = [host.name for host in listed.hosts if not ssh.is_here(host)]
-    if others:
-        copied = sync.copy(Path.cwd(), others, ssh=ssh.Way(listed.ssh_config).options(), runs=runs)
-        print(*sync.lines(copied), sep="\n", file=sys.stderr, flush=True)
+    with Signals() as signals:
+
+        def pause(seconds: float) -> None:
+            time.sleep(seconds)
+            if ending := [number for number in signals.take() if number in ENDING]:
+                raise StoppedError(ending[0])
+
+        if others:
+            way = ssh.Way(listed.ssh_config)
+            copied = sync.copy(Path.cwd(), others, ssh=way.options(), runs=runs, pause=pause, say=_say)
+            _say(*sync.lines(copied))
+
+
+def _say(*lines: str) -> None:
+    print(*lines, sep="\n", file=sys.stderr, flush=True)

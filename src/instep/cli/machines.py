@@ -68,6 +68,20 @@ class Named:
             return found
         return replace(found, hosts=tuple(replace(host, slots=None) for host in found.hosts))
 
+    def check_copying(self, via: str) -> None:
+        """See that --sync has machines to copy to.
+
+        Raises:
+            RunError: Slurm has not chosen them yet, or they are no affair of ssh.
+
+        """
+        if self.sync and via == "slurm":
+            raise RunError(
+                "--sync copies by ssh to machines that are named, and Slurm starts jobs on machines of its choice",
+                cure="start from a folder that all machines share;\n"
+                "or, if each machine has its own copy of it, and you know that they are alike:  --own-copies",
+            )
+
     def check(self, via: str, listed: HostList | None) -> None:
         """See that what is said of machines is said of some.
 

@@ -146,6 +146,7 @@ def run_command(  # noqa: PLR0917  # typer reads the signature
         outside = batch.is_outside(via, os.environ)
         batch.check(wanted, outside=outside)
         by_mpirun.check(via, max_restarts=max_restarts, program=mpirun)
+        named.check_copying(via)
         target = find_target(program or [], is_module=module)
         guard = "off" if no_guard else guard
         request = Request(target, nproc, device, show, grace, guard, guard_suspect, max_restarts)

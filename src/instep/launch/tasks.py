@@ -66,7 +66,8 @@ class Wish:
         name: of this one; None for the program's name and the time.
         command: what was typed, for the record.
         stdout: the descriptor that takes what ranks print to their standard output.
-        own_copies: each machine has its own copy of the working folder.
+        own_copies: each machine has its own copy of the working folder, which is compared.
+        copied: each machine has its own copy, just made by --sync.
         variables: set for the ranks (``--env``).
         hints: machine -> address where the user says that it is reached.
         python: the interpreter on the machines; "" is this one.
@@ -79,6 +80,7 @@ class Wish:
     command: Sequence[str] = ()
     stdout: int = 1
     own_copies: bool = False
+    copied: bool = False
     variables: Mapping[str, str] = field(default_factory=dict)
     hints: Mapping[str, str] = field(default_factory=dict)
     python: str = ""
@@ -201,7 +203,7 @@ class _Start:
         self._command.meet(self._signals, _say, parts=self._parts, limit_s=self._starter.limit_s)
         self._see_places()
         wish = self._wish
-        if wish.own_copies:
+        if wish.own_copies or wish.copied:
             return self._compare(None)
         with shared.Token(wish.runs) as token:
             return self._compare(token)
@@ -217,7 +219,7 @@ class _Start:
             compare.Answer(host, found[ranks[0]], before, after, token.seen(found[ranks[0]]) if token else "")
             for host, ranks in self._parts
         ]
-        notes = compare.check(answers, _own_facts(self._request, wish), own_copies=wish.own_copies)
+        notes = compare.check(answers, _own_facts(self._request, wish), own_copies=token is None)
         _say([f"… {note}" for note in notes])
         return answers
 

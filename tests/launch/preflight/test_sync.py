@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import shutil
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import psutil
 import pytest
 
 from instep.errors import RunError
@@ -58,6 +60,27 @@ def test_no_rsync_here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     with pytest.raises(RunError, match="not installed here") as caught:
         sync.copy(tmp_path, ["n2"], ssh=["ssh"], runs=tmp_path / "runs")
     assert "apt-get install rsync" in caught.value.cure
+
+
+def test_a_copy_that_is_interrupted(tmp_path: Path) -> None:
+    """What the caller raises ends rsync and its ssh on the spot."""
+    need_tool("rsync")
+    silent = tmp_path / "ssh"
+    silent.write_text("#!/bin/sh\ncat >/dev/null\n")  # as ssh to a machine that hangs: ends with its input
+    silent.chmod(0o755)
+
+    def pause(seconds: float) -> None:
+        time.sleep(seconds)
+        if said:
+            raise KeyboardInterrupt
+
+    begin = time.monotonic()
+    said: list[str] = []
+    with pytest.raises(KeyboardInterrupt):
+        sync.copy(tmp_path, ["n2", "n3"], ssh=[str(silent)], runs=tmp_path / "runs", pause=pause, say=said.append)
+    assert time.monotonic() - begin < 5
+    assert said == [f"--sync: copying {tmp_path} to n2, n3 ..."]
+    assert not psutil.Process().children(recursive=True)
 
 
 def test_lines() -> None:

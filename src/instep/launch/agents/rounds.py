@@ -108,7 +108,15 @@ class Rounds:
             from instep.launch.preflight import sync
 
             ssh = self._crew.way.options()
-            copied = sync.copy(Path.cwd(), others, ssh=ssh, runs=self._wish.runs, dry_run=dry_run)
+            copied = sync.copy(
+                Path.cwd(),
+                others,
+                ssh=ssh,
+                runs=self._wish.runs,
+                dry_run=dry_run,
+                pause=self._crew.wait,
+                say=lambda line: say([line]),
+            )
             say(sync.lines(copied, dry_run=dry_run))
 
     @staticmethod

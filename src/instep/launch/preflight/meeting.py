@@ -72,7 +72,6 @@ class Listener:
         else:
             self._listening = ports_of.any_port()
         self._listening.listen(128)
-        self._listening.settimeout(0.2)
         self.port: int = self._listening.getsockname()[1]
         self._leaving = threading.Event()
         self._thread = threading.Thread(target=self._answer, daemon=True)
@@ -82,7 +81,7 @@ class Listener:
         while not self._leaving.is_set():
             try:
                 caller, _ = self._listening.accept()
-            except OSError:  # nobody in this while; or a caller who has gone again
+            except OSError:  # a caller who has gone again; or we are leaving
                 continue
             with caller, suppress(OSError):
                 caller.settimeout(0.5)
@@ -92,6 +91,8 @@ class Listener:
     def release(self) -> None:
         """Stop answering; the port stays reserved where it was held. May be called again."""
         self._leaving.set()
+        with suppress(OSError):
+            self._listening.shutdown(socket.SHUT_RDWR)  # wakes the thread
         self._thread.join()
         self._listening.close()
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 import shutil
 import subprocess
 import tempfile
+import time
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
@@ -13,9 +15,11 @@ from typing import IO, TYPE_CHECKING
 from instep.errors import RunError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
 _SILENCE_S = 30  # rsync gives up when nothing moves for so long
+_TICK_S = 0.05
+_MOMENT_S = 2.0
 _MISSING = 127  # what a shell says of a command that is not there
 _VANISHED = 24  # a file was removed here in the meantime: an editor's, say
 # What rsync does not always say in words, when the other side ends first.
@@ -73,7 +77,14 @@ def _literally(name: str) -> str:
 
 
 def copy(
-    folder: Path, hosts: Sequence[str], *, ssh: Sequence[str], runs: Path, dry_run: bool = False
+    folder: Path,
+    hosts: Sequence[str],
+    *,
+    ssh: Sequence[str],
+    runs: Path,
+    dry_run: bool = False,
+    pause: Callable[[float], object] = time.sleep,
+    say: Callable[[str], object] = lambda _: None,
 ) -> Mapping[str, list[str]]:
     """Copy the folder to all hosts at once.
 
@@ -83,6 +94,8 @@ def copy(
         ssh: the ssh command with its options, among them ``-o BatchMode=yes``.
         runs: the folder of all runs, which is left out.
         dry_run: only list what would be copied.
+        pause: called again and again while rsync runs, with seconds. What it raises ends the copying.
+        say: told what is waited for, where it takes longer than a moment.
 
     Returns:
         The files that were new or changed on each host.
@@ -99,7 +112,20 @@ def copy(
         for host in hosts:
             out, err = at_end.enter_context(tempfile.TemporaryFile()), at_end.enter_context(tempfile.TemporaryFile())
             words = command(folder, host, ssh=ssh, runs=runs, dry_run=dry_run)
-            running[host] = (subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=out, stderr=err), out, err)
+            process = subprocess.Popen(
+                words,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+                start_new_session=True,  # a terminal's Ctrl-C comes to us alone
+            )
+            running[host] = (process, out, err)
+        slow_at = time.monotonic() + _MOMENT_S
+        while any(process.poll() is None for process, _, _ in running.values()):
+            if time.monotonic() > slow_at:
+                slow_at = math.inf
+                say(f"--sync: copying {folder} to {', '.join(hosts)} ...")
+            pause(_TICK_S)
         ended = {host: (process.wait(), _text(out), _text(err)) for host, (process, out, err) in running.items()}
     failed = {host: (code, said) for host, (code, _, said) in ended.items() if code not in {0, _VANISHED}}
     if failed:
