@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from instep.errors import RunError
-from instep.sandbox import files, image, network, state, views
+from instep.sandbox import files, image, network, state, views, vms
 from instep.sandbox.state import Machine, Sandbox, User
 
 ROOT = User("root", 0, 0, "root", "/root")
@@ -248,3 +248,26 @@ def test_an_image_is_another_when_its_recipe_is(monkeypatch: pytest.MonkeyPatch)
     assert before.startswith("bookworm-")
     monkeypatch.setattr(image, "PACKAGES", (*image.PACKAGES, "hello"))
     assert image.identity("bookworm") != before
+
+
+def test_what_a_virtual_machine_has_besides() -> None:
+    made = sandbox(kind="vms", docker=True, rate="10mbit", disk="50m", mounts=[("/work dir", "rw"), ("/opt", "ro")])
+    laid = vms.files(made, made.machines[1])
+    assert laid["/etc/fstab"].text == (
+        "folder0 /shared virtiofs rw,nofail 0 0\n"
+        "folder1 /var/lib/instep/sandbox/lab/shared virtiofs rw,nofail 0 0\n"
+        "folder2 /work\\040dir virtiofs rw,nofail 0 0\n"
+        "folder3 /opt virtiofs ro,nofail 0 0\n"
+        "tmpfs /scratch tmpfs size=50m,mode=1777 0 0\n"
+    )
+    assert "Address=10.77.4.2/24" in laid["/etc/systemd/network/eth0.network"].text
+    assert "Address=172.17.0.1/16" in laid["/etc/systemd/network/docker0.network"].text
+    assert "tc qdisc replace dev eth0 root tbf rate 10mbit" in laid["/etc/systemd/system/instep-rate.service"].text
+    bare = vms.files(sandbox(kind="vms"), sandbox().machines[0])
+    assert not [path for path in bare if "docker" in path or "rate" in path]
+
+
+def test_python_of_another_release() -> None:
+    laid = files.machine(sandbox(python="python3.11"), sandbox().machines[0], SECRETS, TABLES, 4000)
+    assert laid["/usr/bin/python3"].link == "python3.11"
+    assert "/usr/bin/python3" not in files.machine(sandbox(), sandbox().machines[0], SECRETS, TABLES, 4000)

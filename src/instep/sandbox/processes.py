@@ -71,13 +71,17 @@ def end(folder: Path, limit_s: float = 15.0) -> None:
     """
     deadline = time.monotonic() + limit_s
     pause = 0.005
-    while pids := of(folder):
+    killed: set[Process] = set()  # a dying process is found no more, but may hold an interface still
+    while (pids := of(folder)) or any(map(lives, killed)):
         if time.monotonic() > deadline:
-            raise RunError(
-                f"processes of {folder} do not end", evidence=[f"pid {pid}" for pid in pids], cure="wait, and try again"
-            )
+            left = {*pids, *(process.pid for process in killed if lives(process))}
+            evidence = [f"pid {pid}" for pid in sorted(left)]
+            raise RunError(f"processes of {folder} do not end", evidence=evidence, cure="wait, and try again")
         for pid in pids:
-            _kill(pid, folder)
+            start = start_of(pid)
+            if start is not None:
+                killed.add(Process(pid, start))
+                _kill(pid, folder)
         time.sleep(pause)
         pause = min(0.1, pause * 1.5)
 
