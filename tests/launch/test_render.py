@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from instep.launch import mpi, render
+from instep.launch import mpi, render, srun
 from instep.launch.machine import Machine
 from instep.launch.plan import Plan, Request, Site, make_plan
 from instep.launch.target import Target
@@ -188,6 +188,22 @@ def test_the_batch_file() -> None:
     assert "#SBATCH --ntasks-per-node=2" in text
     assert "--hosts" not in text
     assert "--nodelist" not in text
+
+
+def test_the_words_of_srun() -> None:
+    granted = srun.Allocation("7", ("n1", "n2", "n3"), cpus=(4, 4, 4))
+    given = tuple(srun.flags(granted, [("n1", 2), ("n2", 1), ("n3", 1)]))
+    made = setup(three(), srun=given)
+    assert [way.name for way in render.ways(made, via="slurm")][:2] == ["srun", "torchrun"]
+    (command,) = render.srun(made, given).commands
+    own = [word for flag in given for word in flag.words]
+    assert command.argv[: 1 + len(own)] == ["srun", *own]
+    assert command.argv[-4:] == ["/venv/bin/python", *END]
+    shim = next(word for word in command.argv if word.startswith("export RANK"))
+    step = {"SLURM_PROCID": "3", "SLURM_STEP_NUM_TASKS": "4", "SLURM_LOCALID": "0"}
+    code = "echo $RANK $WORLD_SIZE $LOCAL_RANK $LOCAL_WORLD_SIZE $OMP_NUM_THREADS"
+    words = ["bash", "-c", f"hostname() {{ echo m0; }}; {shim}", "rank", "bash", "-c", code]
+    assert run_command(words, env=step, limit_s=10).ok().out == "3 4 0 2 2\n"
 
 
 def test_variables_that_were_asked_for() -> None:

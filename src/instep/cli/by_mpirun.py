@@ -42,7 +42,6 @@ def start(
 ) -> int:
     """Have mpirun start the ranks; the exit code."""
     from instep.launch.agents.ssh import given_variables
-    from instep.launch.command import StoppedError
     from instep.launch.starters import run_by_mpirun
     from instep.launch.tasks import Wish
 
@@ -55,11 +54,8 @@ def start(
                 cure="list more machines, or ask for fewer",
             )
         listed = replace(listed, hosts=listed.hosts[: nodes[1]])
-    if named.sync:
-        try:
-            _sync(listed, runs)
-        except StoppedError as stopped:
-            return 128 + stopped.number
+    if named.sync and (code := copy_there(listed, runs)):
+        return code
     wish = Wish(
         runs=runs,
         name=name,
@@ -77,8 +73,8 @@ def start(
     return int(result["exit_code"])
 
 
-def _sync(listed: HostList, runs: Path) -> None:
-    """Copy the working folder to those that are not this machine."""
+def copy_there(listed: HostList, runs: Path) -> int:
+    """``--sync``: copy the working folder to those that are not this machine; an exit code if a signal came, else 0."""
     from instep.launch.agents import ssh
     from instep.launch.command import StoppedError
     from instep.launch.preflight import sync
@@ -92,10 +88,15 @@ def _sync(listed: HostList, runs: Path) -> None:
             if ending := [number for number in signals.take() if number in ENDING]:
                 raise StoppedError(ending[0])
 
-        if others:
-            way = ssh.Way(listed.ssh_config)
+        if not others:
+            return 0
+        way = ssh.Way(listed.ssh_config)
+        try:
             copied = sync.copy(Path.cwd(), others, ssh=way.options(), runs=runs, pause=pause, say=_say)
-            _say(*sync.lines(copied))
+        except StoppedError as stopped:
+            return 128 + stopped.number
+    _say(*sync.lines(copied))
+    return 0
 
 
 def _say(*lines: str) -> None:

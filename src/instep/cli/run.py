@@ -150,7 +150,9 @@ def run_command(  # noqa: PLR0917  # typer reads the signature
         target = find_target(program or [], is_module=module)
         guard = "off" if no_guard else guard
         request = Request(target, nproc, device, show, grace, guard, guard_suspect, max_restarts)
-        if via in {"mpirun", "slurm"} and machines.is_elsewhere(listed):
+        if via in {"mpirun", "slurm"} and listed is not None and machines.is_elsewhere(listed):
+            if sync and not dry_run and (code := by_mpirun.copy_there(listed, runs)):  # the head copies what it has
+                raise typer.Exit(code)
             raise typer.Exit(machines.at_head(ctx, named, listed, via))
         if outside:
             job = batch.make_batch(

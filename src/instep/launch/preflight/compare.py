@@ -182,8 +182,10 @@ def _script(facts: Sequence[Mapping[str, Any]], hosts: Sequence[str], here: Mapp
     odd = [one["script"]["hash"] != right for one in facts]
     cells = [_short(one["script"]["hash"]) or one["script"]["why"] for one in facts]
     path = here["script"]["path"]
-    missing = [is_odd and one["script"]["hash"] is None for one, is_odd in zip(facts, odd, strict=True)]
-    other = [is_odd and not is_missing for is_odd, is_missing in zip(odd, missing, strict=True)]
+    missing = [
+        is_odd and one["script"]["hash"] is None and one["cwd"]["there"] for one, is_odd in zip(facts, odd, strict=True)
+    ]
+    other = [is_odd and one["script"]["hash"] is not None for one, is_odd in zip(facts, odd, strict=True)]
     cure = f"on {_on(hosts, missing)} there is no {path}\n" if any(missing) else ""
     cure += f"on {_on(hosts, other)} {path} is another one than here ({_short(right)})\n" if any(other) else ""
     return _Row("script", cells, odd, cure + _SHARE)
