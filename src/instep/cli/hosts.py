@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import socket
 from typing import TYPE_CHECKING
 
 from instep.errors import RunError
@@ -39,13 +38,10 @@ def host_list(hosts: str | None, hostfile: Path | None, inventory: Path | None) 
 
 def others(names: Iterable[str]) -> list[str]:
     """Those that are not this machine, which needs no ssh."""
-    return [name for name in names if not is_here(name)]
+    from instep.launch.agents.ssh import is_here
+    from instep.world.hosts import Host
 
-
-def is_here(name: str) -> bool:
-    """Whether the name is plainly this machine's."""
-    mine = socket.gethostname()
-    return name in {"localhost", "127.0.0.1", "::1", mine, mine.partition(".")[0]}
+    return [name for name in names if not is_here(Host(name))]
 
 
 def check_seconds(option: str, seconds: float, *, least: float = 0.0) -> None:

@@ -43,7 +43,7 @@ def ps_command(  # noqa: PLR0917  # typer reads the signature
     """
     from instep.cli.hosts import check_seconds, host_list, others
     from instep.launch import registry
-    from instep.launch.errand import Way
+    from instep.launch.agents.ssh import Way
 
     try:
         check_seconds("--timeout", timeout, least=0.1)

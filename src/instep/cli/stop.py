@@ -66,7 +66,7 @@ def _say(line: str) -> None:
 
 def _goal(run: str, runs: Path, grace: float, named: HostList | None, python: str) -> Goal:
     from instep.cli.hosts import others
-    from instep.launch.errand import Way
+    from instep.launch.agents.ssh import Way
     from instep.launch.registry import live_folders
     from instep.launch.stopping import Goal
     from instep.runs import launcher

@@ -7,7 +7,6 @@ login shell prints besides does no harm. Standard library only.
 from __future__ import annotations
 
 import json
-import math
 import shlex
 import subprocess
 import sys
@@ -15,16 +14,15 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from instep.launch.agents.ssh import CONNECT_S, Way
 from instep.launch.ending import end_here
 from instep.launch.sightings import look, processes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from pathlib import Path
 
 _MARK = "instep-errand "
 _AT_ONCE = 64  # ssh clients
-_CONNECT_S = 10.0  # of an errand that takes long
 
 
 @dataclass(frozen=True)
@@ -43,27 +41,6 @@ class Answer:
     why: str = ""
 
 
-@dataclass(frozen=True)
-class Way:
-    """How other machines are reached.
-
-    Attributes:
-        ssh_config: what ``ssh -F`` is given; None for the user's own configuration.
-        python: the interpreter there.
-
-    """
-
-    ssh_config: Path | None = None
-    python: str = sys.executable
-
-    def argv(self, host: str, seconds: float) -> list[str]:
-        """The command that runs an errand there."""
-        options = ["-o", "BatchMode=yes", "-o", f"ConnectTimeout={max(1, math.ceil(seconds))}"]
-        options += ["-o", "ServerAliveInterval=2", "-o", "ServerAliveCountMax=3", "-o", "ForwardX11=no"]
-        given = ["-F", str(self.ssh_config)] if self.ssh_config else []
-        return ["ssh", *given, *options, "--", host, f"exec {shlex.quote(self.python)} -m instep.launch.errand"]
-
-
 def send(errand: Mapping[str, Any], hosts: Sequence[str], way: Way, seconds: float) -> list[Answer]:
     """Have all these machines do it, at the same time.
 
@@ -80,10 +57,20 @@ def send(errand: Mapping[str, Any], hosts: Sequence[str], way: Way, seconds: flo
         return list(pool.map(lambda host: _ask(errand, host, way, seconds), hosts))
 
 
+def _argv(host: str, way: Way, seconds: float) -> list[str]:
+    """The command that runs an errand there; / holds no modules that Python would find first, a home may."""
+    return [
+        *way.options(connect_s=seconds),
+        "--",
+        host,
+        f"cd / && exec {shlex.quote(way.python)} -m instep.launch.errand",
+    ]
+
+
 def _ask(errand: Mapping[str, Any], host: str, way: Way, seconds: float) -> Answer:
     try:
         done = subprocess.run(
-            way.argv(host, min(seconds, _CONNECT_S)),
+            _argv(host, way, min(seconds, CONNECT_S)),
             input=json.dumps(errand) + "\n",
             capture_output=True,
             text=True,

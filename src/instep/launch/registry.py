@@ -20,7 +20,7 @@ from instep.runs.finding import read_record
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from instep.launch.errand import Way
+    from instep.launch.agents.ssh import Way
 
 _SLURM_S = 10.0
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from instep.errors import RunError
 from instep.launch import errand, mpi, srun
-from instep.launch.agents.ssh import is_here
+from instep.launch.agents.ssh import Way, is_here
 from instep.launch.preflight.facts import interfaces
 from instep.launch.task import VARIABLE
 from instep.launch.tasks import plan_tasks, run_tasks
@@ -55,7 +55,7 @@ def run_by_mpirun(request: Request, hosts: HostList, wish: Wish, *, program: str
         result = run_tasks(request, starter, [(host.name, host.slots) for host in hosts.hosts], wish)
     if result.get("first_failure") and result["first_failure"].get("rank", 0) is None and result.get("job"):
         # mpirun or a machine was lost: what its daemons should have ended may be there still.
-        way = errand.Way(hosts.ssh_config, wish.python or sys.executable)
+        way = Way(hosts.ssh_config, wish.python or sys.executable)
         errand.send({"do": "end", "job": result["job"], "record": None, "grace": 0.0}, names, way, _SWEEP_S)
     return result
 

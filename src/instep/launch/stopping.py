@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
-    from instep.launch.errand import Way
+    from instep.launch.agents.ssh import Way
 
 _MORE_S = 25.0  # what a machine may take beyond --grace: to connect, to kill, to look again
 _SLURM_S = 15.0

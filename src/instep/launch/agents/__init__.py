@@ -6,8 +6,8 @@ is said goes through the agent's standard input and output, one JSON object a li
 are known.
 
 Each object has one key. From the launcher: hello, look, listen, reach, start, signal, sweep, kill, again, ping, pause,
-execute, end. From the agent: hello, facts, listening, reached, started, ended, report, output, swept, lost, pong,
-exited, error.
+execute, guard, end. From the agent: hello, facts, listening, reached, started, ended, report, output, swept, lost,
+pong, exited, guard, error.
 """
 
 PROTOCOL = 1

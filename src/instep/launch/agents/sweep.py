@@ -6,7 +6,7 @@ import threading
 from typing import TYPE_CHECKING
 
 from instep.launch.ending import end_here
-from instep.launch.errand import Way as Errand, send
+from instep.launch.errand import send
 
 if TYPE_CHECKING:
     from instep.launch.agents.ssh import Way
@@ -36,7 +36,7 @@ class Sweep:
             self.ended = list(end_here(self._marker, None, 0.0).told)
             return
         errand = {"do": "end", "job": self._marker, "record": None, "grace": 0.0}
-        (answer,) = send(errand, [self.host], Errand(self._way.ssh_config, self._way.python), SWEEP_S)
+        (answer,) = send(errand, [self.host], self._way, SWEEP_S)
         self.why = answer.why
         self.ended = list(answer.values.get("ended", {}).get("told", ()))
 
