@@ -298,5 +298,7 @@ class Output:
         together = self.stderr.is_terminal and self.stdout.is_terminal
         fresh = self.stderr.at_line_start and (self.stdout.at_line_start or not together)
         text = "".join(f"{line}\n" for line in lines)
+        if not text:
+            return
         self.stderr.write((b"" if fresh else b"\n") + text.encode(errors="replace"))
         self.stdout.at_line_start = self.stdout.at_line_start or together

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import subprocess
+import time
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import psutil
 import pytest
 
 from tests import needs
@@ -47,6 +51,36 @@ class Machines:
         file = self.inventory(place, *names, **inventory)
         argv: list[str | Path] = [INSTEP, "run", "--inventory", file, *map(str, words)]
         return self.head.run(argv, cwd=place.path, env=place.env | (env or {}), limit_s=limit_s)
+
+    @contextmanager
+    def started(
+        self, place: Place, *words: str, names: tuple[str, ...], config: Path | None = None
+    ) -> Iterator[Launcher]:
+        """The launcher, while it runs on the head."""
+        argv = [INSTEP, "run", "--inventory", self.inventory(place, *names, config=config), *words]
+        env = {"PATH": "/usr/bin:/bin", **place.env}
+        with subprocess.Popen(self.head.argv(argv, cwd=place.path), stderr=subprocess.DEVNULL, env=env) as nsenter:
+            try:
+                while not (found := psutil.Process(nsenter.pid).children()):  # nsenter stands between
+                    time.sleep(0.01)
+                yield Launcher(nsenter, found[0])
+            finally:
+                nsenter.kill()
+
+
+@dataclass(frozen=True)
+class Launcher:
+    """``instep run`` on another machine."""
+
+    nsenter: subprocess.Popen[bytes]
+    process: psutil.Process
+
+    def send_signal(self, number: int) -> None:
+        self.process.send_signal(number)
+
+    def wait(self, limit_s: float) -> int:
+        """Its exit code."""
+        return self.nsenter.wait(limit_s)
 
 
 @pytest.fixture(scope="session")

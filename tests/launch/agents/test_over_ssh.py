@@ -11,7 +11,6 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import psutil
 import pytest
 
 from tests.launch.jobs import INSTEP
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
 SAY = """
     import json, os, socket, sys
     names = "RANK LOCAL_RANK GROUP_RANK WORLD_SIZE LOCAL_WORLD_SIZE GROUP_WORLD_SIZE MASTER_ADDR GLOO_SOCKET_IFNAME".split()
-    print(socket.gethostname(), *(os.environ[name] for name in names), flush=True)
+    print(socket.gethostname(), *(os.environ.get(name, "-") for name in names), flush=True)
     print("to stderr", file=sys.stderr)
 """
 
@@ -186,14 +185,11 @@ def test_ctrl_c_while_a_machine_does_not_answer(machines: Machines, place: Place
     place.write("train.py", "")
     config = place.write("config", "")
     config.write_text(f"Host n2\n    HostName 10.88.0.99\n{machines.ssh_config.read_text()}")
-    file = machines.inventory(place, "n1", "n2", config=config)
-    argv = machines.head.argv([INSTEP, "run", "--inventory", file, "train.py"], cwd=place.path)
-    with subprocess.Popen(argv, stderr=subprocess.PIPE, env={"PATH": "/usr/bin:/bin", **place.env}) as run:
+    with machines.started(place, "train.py", names=("n1", "n2"), config=config) as launcher:
         time.sleep(1.5)
         begin = time.monotonic()
-        (launcher,) = psutil.Process(run.pid).children()  # nsenter stands between
         launcher.send_signal(signal.SIGINT)
-        assert run.wait(10) == 130
+        assert launcher.wait(10) == 130
         assert time.monotonic() - begin < 3
     assert place.runs == []
 
@@ -246,3 +242,43 @@ def test_the_folder_is_not_there(machines: Machines, place: Place) -> None:
     assert "✗ the machines are not alike\n" in result.err
     assert "missing ✗" in result.err
     assert "--sync" in result.err
+
+
+def test_a_machine_that_is_missing_at_the_start(machines: Machines, place: Place) -> None:
+    """With --nodes MIN:MAX the others begin, and it is said who is missing; with one more than needed, who is spare."""
+    place.write("train.py", SAY)
+    result = machines.run(place, "--nodes", "2:3", "train.py", names=("no-such-machine", "n1", "n3")).ok()
+    assert result.out == "n1 0 0 0 2 1 2 10.88.0.1 eth0\n"
+    assert "… without no-such-machine: there is no machine named no-such-machine" in result.err
+    result = machines.run(place, "--nodes", "2", "--name", "two", "train.py").ok()
+    assert "… n3 is spare\n" in result.err
+    result = machines.run(place, "--nodes", "3", "--node-wait", "1", "train.py", names=("n1", "n2", "no-such-machine"))
+    assert result.rc == 2
+    assert "✗ 2 of the 3 machines that are needed answer; missing: no-such-machine\n" in result.err
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGUSR1, 0), (signal.SIGTERM, 75)])
+def test_signals_reach_the_ranks(machines: Machines, place: Place, number: int, code: int) -> None:
+    place.write("train.py", f"""
+        import os, signal, sys, time
+        got = []
+        signal.signal({int(number)}, lambda number, frame: got.append(number))
+        open("ready" + os.environ["RANK"], "w")
+        while not got:
+            time.sleep(0.02)
+        print("got", signal.Signals(got[0]).name)
+        sys.exit({code})
+    """)  # fmt: skip
+    with machines.started(place, "train.py", names=("n1", "n2")) as launcher:
+        while not all((place.path / f"ready{rank}").exists() for rank in (0, 1)):
+            time.sleep(0.02)
+        launcher.send_signal(number)
+        assert launcher.wait(20) == code
+    assert place.log(0) == place.log(1) == f"got {signal.Signals(number).name}\n"
+
+
+def test_one_other_machine_alone(machines: Machines, place: Place) -> None:
+    place.write("train.py", SAY)
+    result = machines.run(place, "train.py", names=("n2",), slots=2).ok()
+    assert result.out == "n2 0 0 0 2 2 1 127.0.0.1 -\n"
+    assert place.record()["via"] == "ssh"

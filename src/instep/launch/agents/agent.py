@@ -153,7 +153,7 @@ class Agent:
         return max(0.0, min(longest, self._witnessing.next_at - time.monotonic()))
 
     def _is_silent(self) -> bool:
-        if self._is_paused or not self._given or time.monotonic() - self._channel.heard_at < SILENT_S:
+        if self._is_paused or time.monotonic() - self._channel.heard_at < SILENT_S:
             return False
         self._obey()  # we may have been stopped, or starved, ourselves
         return time.monotonic() - self._channel.heard_at >= SILENT_S

@@ -119,10 +119,21 @@ class Crew:
             self.connections[name] = connection
             self.started_at[name] = time.monotonic()
             connection.ask("hello", {"protocol": PROTOCOL, "host": name, **self._hello(host)})
+            self._heart.connections.append(connection)
 
     def up(self) -> list[str]:
         """The machines whose agents are there, in the user's order."""
         return [name for name in self.hosts if (one := self.connections.get(name)) and one.hello and not one.is_lost]
+
+    def absent(self, members: Sequence[str]) -> list[str]:
+        """Lines on those that do not take part, and why."""
+        said = []
+        for name, one in self.connections.items():
+            if name not in members:
+                failure = self.failures.get(name)
+                why = failure.what if failure else one.why
+                said.append(f"{name} is spare" if name in self.up() else f"without {name}: {why or 'no answer yet'}")
+        return said
 
     def coming(self) -> list[str]:
         """Those that may still come up."""
@@ -151,8 +162,7 @@ class Crew:
                     connection.lose(error.what)
                     self.failures[name] = error
                     return
-                connection.ping()
-                self._heart.connections.append(connection)
+                connection.ping()  # of the others, one has waited for the agent to come up
             elif "error" in message:
                 self.failures[name] = _error_of(name, message["error"])
                 connection.lose(message["error"]["what"])

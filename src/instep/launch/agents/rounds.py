@@ -15,6 +15,7 @@ from instep.launch.agents.watching import guard_over
 from instep.launch.command import StoppedError
 from instep.launch.conduct import Conduct
 from instep.launch.plan import make_plan
+from instep.launch.server import raise_file_limit
 from instep.runs import Outcome
 
 if TYPE_CHECKING:
@@ -80,7 +81,12 @@ class Rounds:
             except RunError as error:
                 job.error = error
                 return run, job
+            is_same = [node.host for node in plan.nodes] == [node.host for node in run.plan.nodes]
             run.start_again(plan, port)
+            if not is_same:
+                teller = run.reporter.teller
+                run.say([teller.note(line) for line in self._crew.absent(members)])
+                run.say(teller.start(plan, port, run.folder))
 
     def plan_only(self) -> tuple[Plan, int, list[str]]:
         """The plan, the port, and notes; nothing is started.
@@ -98,6 +104,7 @@ class Rounds:
         return plan, port, said + self._preflight.notes
 
     def _first(self) -> list[str]:
+        raise_file_limit(len(self._crew.hosts))
         self._crew.start(self._crew.hosts)
         return self._assemble(self._wish.node_wait if self._wish.nodes else 0.0)
 
@@ -129,6 +136,7 @@ class Rounds:
 
     def _begin(self, plan: Plan, port: int) -> Conduct:
         wish = self._wish
+        raise_file_limit(plan.world_size + len(self._crew.hosts))
         run = Conduct(
             plan,
             runs=wish.runs,
@@ -143,7 +151,8 @@ class Rounds:
         config = self._crew.way.ssh_config
         run.record.ssh_config = str(config) if config else None
         teller = run.reporter.teller
-        run.say([teller.note(line) for line in self._preflight.notes])
+        absent = self._crew.absent([node.host for node in plan.nodes])
+        run.say([teller.note(line) for line in [*self._preflight.notes, *absent]])
         run.say(teller.start(plan, port, run.folder))
         self._crew.on_words = lambda host, lines: run.say([f"[{host}] {line}" for line in lines])
         return run
