@@ -57,7 +57,7 @@ class Machines:
         self, place: Place, *words: str, names: tuple[str, ...], config: Path | None = None
     ) -> Iterator[Launcher]:
         """The launcher, while it runs on the head."""
-        argv = [INSTEP, "run", "--inventory", self.inventory(place, *names, config=config), *words]
+        argv: list[str | Path] = [INSTEP, "run", "--inventory", self.inventory(place, *names, config=config), *words]
         env = {"PATH": "/usr/bin:/bin", **place.env}
         with subprocess.Popen(self.head.argv(argv, cwd=place.path), stderr=subprocess.DEVNULL, env=env) as nsenter:
             try:
