@@ -153,7 +153,7 @@ def _sbatch(file: Path, text: str, batch: Batch, environ: Mapping[str, str]) -> 
     guilty = batches.named_in(done.stderr, options)
     if not guilty and "fatal" not in done.stderr:
         guilty = [one for one in options if _is_guilty(text, one, batch, environ)]
-    lines = [f"{near(file)}, {line}" for line in batches.lines_of(text, guilty)]
+    lines = [f"job.sbatch, {line}" for line in batches.lines_of(text, guilty)]
     raise RunError(
         "Slurm does not take the job" if done.returncode > 0 else "sbatch was killed",
         evidence=[*words, *lines],
@@ -171,7 +171,7 @@ def _is_guilty(text: str, option: str, batch: Batch, environ: Mapping[str, str])
 def _cure(batch: Batch, guilty: list[str]) -> str:
     theirs = [one for one in guilty if one in batch.options]
     if theirs:
-        return f"change  {' '.join(f'--slurm {one}' for one in theirs)}   ·   see what there is:  sinfo"
+        return f"change  {' '.join(f'--slurm {one}' for one in theirs)}   ·   what there is: sinfo   ·   the file: --dry-run"
     return "see what there is:  sinfo   ·   see the file:  instep run --dry-run ..."
 
 
