@@ -93,9 +93,11 @@ def test_up_that_is_killed(name: str, tmp_path: Path, after_s: float) -> None:
 
 def test_up_after_one_that_was_killed(name: str, tmp_path: Path) -> None:
     process = up(name, tmp_path)
-    time.sleep(0.4)
+    second = run_command([INSTEP, "sandbox", "up", "--name", name])
+    assert (second.rc, f"another command is at work on sandbox {name}" in second.err) == (2, True), second
     process.kill()
     process.wait()
+    assert "half made" in run_command([INSTEP, "sandbox", "status", "--name", name]).ok().out
     words = ["sandbox", "up", "--name", name, "--nodes", "1", "--no-slurm", "--share", str(tmp_path)]
     done = run_command([INSTEP, *words]).ok()
     assert "removing what is left" in done.err

@@ -174,6 +174,8 @@ def test_a_second_one_beside_it(sandbox: Sandbox, tmp_path: Path, monkeypatch: p
         assert words[:2] == ["nobody", "nobody"]
         assert {"127.0.1.1", address(other, "n2")} <= set(words)
         assert (tmp_path / "mine").stat().st_uid == 65534
+        assert other.tool("exec", "--user", "nobody", "n2", "id", "-un").ok().out == "nobody\n"
+        assert "no user 'eve'" in other.tool("exec", "--user", "eve", "n2", "id").err
         facts = other.exec(
             "n2", ["sh", "-c", "ip -br -4 address; df -k --output=size /scratch; systemctl is-active slurmd"]
         )

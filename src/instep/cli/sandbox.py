@@ -127,10 +127,16 @@ def ssh_command(
     name: Name = "sandbox",
 ) -> None:
     """Log in to a machine, or run a command there, by ssh."""
-    from instep.sandbox import control
+    from instep.sandbox import control, needs
 
     sandbox = control.the(name)
     machine = sandbox.machine(node)
+    if not os.access(sandbox.key, os.R_OK):
+        raise RunError(
+            f"only {sandbox.user.name} and root may log in to sandbox {name}",
+            evidence=[f"the key is theirs: {sandbox.key}"],
+            cure=needs.as_root(),
+        )
     words = [shlex.join(command)] if command and len(command) > 1 else list(command or [])
     _become(["ssh", "-F", str(sandbox.ssh_config), machine.name, *words])
 
@@ -287,12 +293,16 @@ def _show_plan(sandbox: Sandbox, as_json: bool) -> None:
 def _look(sandbox: Sandbox) -> dict[str, Any]:
     import dataclasses
 
-    from instep.sandbox import control, state
+    from instep.sandbox import control, locks, state
 
-    alive = sandbox.boot == state.boot_id()
+    phase = sandbox.phase
+    if sandbox.boot != state.boot_id():
+        phase = "gone with the host's last start"
+    elif phase == "starting" and locks.is_free(sandbox.folder):
+        phase = "half made, and nobody is at it"
     return {
         **_described(sandbox),
-        "phase": sandbox.phase if alive else "gone with the host's last start",
+        "phase": phase,
         "machines": [dataclasses.asdict(one) for one in control.look(sandbox)],
         "slurm_answers": control.slurm_answers(sandbox),
     }

@@ -107,15 +107,15 @@ def up(wish: Wish, tell: Callable[[str], None]) -> Sandbox:
     os.umask(0o022)  # anybody may look at what is no secret
     folder = state.BASE / wish.name
     existed = folder.exists()
-    try:
-        with hold(folder, lambda: busy(wish.name)):
+    with hold(folder, lambda: busy(wish.name)):
+        try:
             _refuse_second(wish.name)
             if existed:
                 tell(f"removing what is left of an earlier sandbox {wish.name}")
             _clear(wish.name)
             return _make(wish, tell)
-    finally:
-        _tidy(folder)
+        finally:
+            _tidy(folder)  # while it is ours: another command may be waiting to begin in it
 
 
 def busy(name: str) -> None:
@@ -275,7 +275,7 @@ def down(name: str) -> bool:
     found = folder.is_dir() or bool(processes.of(folder))
     with hold(folder, lambda: busy(name)):
         _clear(name)
-    _tidy(folder)
+        _tidy(folder)
     return found
 
 
