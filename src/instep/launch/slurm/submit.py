@@ -171,7 +171,8 @@ def _is_guilty(text: str, option: str, batch: Batch, environ: Mapping[str, str])
 def _cure(batch: Batch, guilty: list[str]) -> str:
     theirs = [one for one in guilty if one in batch.options]
     if theirs:
-        return f"change  {' '.join(f'--slurm {one}' for one in theirs)}   ·   what there is: sinfo   ·   the file: --dry-run"
+        options = " ".join(f"--slurm {one}" for one in theirs)
+        return f"change  {options}   ·   what there is: sinfo   ·   the file: --dry-run"
     return "see what there is:  sinfo   ·   see the file:  instep run --dry-run ..."
 
 
