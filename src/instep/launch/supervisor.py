@@ -61,6 +61,7 @@ class Supervisor:
         failure: what failed first, where something did.
         verdict: why the ranks were ended, where they were out of step.
         signal: the signal by which somebody asked for the end, 0 for none.
+        wants_no_more: whether such a signal has come at all, also while the ranks were being ended for another reason.
         lost: the first server that went before its ranks, where one did.
         lost_hosts: the machines of all servers that did.
         error: why the launcher itself ended the ranks.
@@ -83,6 +84,7 @@ class Supervisor:
         self.failure: Event | None = None
         self.verdict: Found | None = None
         self.signal = 0
+        self.wants_no_more = False
         self.lost: Lost | None = None
         self.lost_hosts: list[str] = []
         self.error: RunError | None = None
@@ -307,6 +309,7 @@ class Supervisor:
 
     def _asked_to_end(self, number: int) -> None:
         now = time.monotonic()
+        self.wants_no_more = True
         twice = self.signal and now - self._signal_time < SAME_PRESS_S
         if twice or not self._alive:
             return

@@ -111,3 +111,22 @@ def test_what_is_no_number_of_restarts(place: Place) -> None:
     result = place.run("--max-restarts", -1, "train.py")
     assert (result.rc, place.runs) == (2, [])
     assert "✗ --max-restarts -1 is no number of restarts" in result.err
+
+
+def test_ctrl_c_after_a_failure_is_the_end_as_well(place: Place) -> None:
+    """The user wants no more, though the failure came first."""
+    place.write("train.py", """
+        import os, signal, sys, time
+        if os.environ["RANK"] == "1":
+            sys.exit(5)
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        open("ready", "w")
+        time.sleep(600)
+    """)  # fmt: skip
+    with place.started("--nproc", 2, "--max-restarts", 9, "train.py") as run:
+        run.wait_for("ready")
+        while "failed" not in run.err:
+            time.sleep(0.01)
+        run.signal(signal.SIGINT)
+        assert run.end() == 5
+        assert "↻" not in run.err

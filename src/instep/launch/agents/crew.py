@@ -47,6 +47,10 @@ class Said:
     received_at: float
 
 
+class LostError(RunError):
+    """A machine was lost while it was looked at."""
+
+
 class Crew:
     """The connections to all agents, by the names of their machines.
 
@@ -181,7 +185,8 @@ class Crew:
         """Ask these machines, all at once, and wait for their answers.
 
         Raises:
-            RunError: one says that it cannot, does not answer in time, or is lost.
+            LostError: one is lost.
+            RunError: one says that it cannot, or does not answer in time.
             StoppedError: somebody wants an end.
 
         """
@@ -199,7 +204,7 @@ class Crew:
             for name in missing:
                 self.connections[name].look(time.monotonic())
                 if self.connections[name].is_lost:
-                    raise RunError(
+                    raise LostError(
                         f"{name} was lost before anything was started",
                         evidence=[self.connections[name].why],
                         cure="start again when it is back, or without it",

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from instep.errors import RunError
-from instep.launch.agents.crew import together
+from instep.launch.agents.crew import LostError, together
 from instep.launch.agents.remote import RemoteServer
 from instep.launch.agents.watching import guard_over
 from instep.launch.command import StoppedError
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from instep.launch.agents.crew import Crew
+    from instep.launch.agents.remote import Connection
     from instep.launch.agents.several import Wish
     from instep.launch.plan import Plan, Request
     from instep.launch.signals import Signals
@@ -31,6 +32,7 @@ _LONGEST_PAUSE_S = 60.0
 _MOMENT_S = 1.0  # for machines that are late, where as many are there as may be
 _LATE_S = 11.0  # the same where the fewest are there: ssh gives up connecting after 10 s
 _AGAIN_S = 2.0  # between attempts to reach a machine
+_ATTEMPTS = 3  # to prepare a round, where machines are lost meanwhile
 _NO_RESTART = {75, 130, 2}  # saved and wants to be started anew; Ctrl-C; wrong use
 
 
@@ -52,6 +54,7 @@ class Rounds:
         self._request, self._wish, self._crew, self._signals = request, wish, crew, signals
         self._least, self._most = nodes
         self._environ = environ
+        self._copied: set[Connection] = set()  # to whose machines --sync has copied the folder
         self._preflight = Preflight(request, wish, crew)
 
     def carry_out(self) -> tuple[Conduct, Supervisor]:
@@ -62,19 +65,17 @@ class Rounds:
             StoppedError: somebody wanted an end before anything was.
 
         """
-        members = self._first()
-        self._sync(members, self._tell)
-        plan, port = self._plan(members, 0)
+        self._call_all()
+        members, plan, port = self._prepare(0, self._tell)
         run = self._begin(plan, port)
         while True:
             job = self._round(run, plan, port, members)
             restart = plan.restart + 1
-            outcome, code = run.judge(job)
-            if outcome is not Outcome.FAILED or code in _NO_RESTART or plan.restart >= plan.max_restarts or job.error:
+            if restart > plan.max_restarts or not self._may_restart(run, job):
                 return run, job
             try:
-                members = self._again(run, restart)
-                plan, port = self._plan(members, restart)
+                self._pause(run, restart)
+                members, plan, port = self._prepare(restart, run.say)
             except StoppedError as stopped:
                 job.failure, job.lost, job.signal = None, None, stopped.number
                 return run, job
@@ -88,6 +89,12 @@ class Rounds:
                 run.say([teller.note(line) for line in self._crew.absent(members)])
                 run.say(teller.start(plan, port, run.folder))
 
+    @staticmethod
+    def _may_restart(run: Conduct, job: Supervisor) -> bool:
+        """Whether this was a failure, and nobody wants the run to end."""
+        outcome, code = run.judge(job)
+        return outcome is Outcome.FAILED and code not in _NO_RESTART and not (job.error or job.wants_no_more)
+
     def plan_only(self) -> tuple[Plan, int, list[str]]:
         """The plan, the port, and notes; nothing is started.
 
@@ -96,21 +103,47 @@ class Rounds:
             StoppedError: somebody wants an end.
 
         """
-        members = self._first()
+        self._call_all()
+        members = self._assemble(self._first_wait_s)
         said: list[str] = []
         self._sync(members, said.extend, dry_run=True)
         self._preflight.to_be_copied = self._wish.sync
         plan, port = self._plan(members, 0)
         return plan, port, said + self._preflight.notes
 
-    def _first(self) -> list[str]:
+    def _call_all(self) -> None:
         raise_file_limit(len(self._crew.hosts))
         self._crew.start(self._crew.hosts)
-        return self._assemble(self._wish.node_wait if self._wish.nodes else 0.0)
+
+    @property
+    def _first_wait_s(self) -> float:
+        """Where all machines are meant to take part, one that is missing is a mistake and said at once."""
+        return self._wish.node_wait if self._wish.nodes else 0.0
+
+    def _prepare(self, restart: int, say: Callable[[list[str]], object]) -> tuple[list[str], Plan, int]:
+        """The machines of a round, the plan and the port. One that is lost meanwhile is done without, or waited for.
+
+        Raises:
+            RunError: it cannot be.
+            StoppedError: somebody wants an end.
+
+        """
+        wait_s = self._wish.node_wait if restart else self._first_wait_s
+        for attempt in range(_ATTEMPTS):
+            members = self._assemble(wait_s)
+            try:
+                self._sync(members, say)
+                return members, *self._plan(members, restart)
+            except LostError:
+                if not wait_s or attempt == _ATTEMPTS - 1:
+                    raise
+        raise AssertionError("the last attempt returns or raises")
 
     def _sync(self, members: Sequence[str], say: Callable[[list[str]], object], *, dry_run: bool = False) -> None:
-        """Copy the working folder to those that are not this machine."""
-        others = [name for name in members if not self._crew.connections[name].is_here]
+        """Copy the working folder to those that are not this machine, and have not got it before."""
+        fresh = {name: self._crew.connections[name] for name in members}
+        others = [name for name, one in fresh.items() if not (one.is_here or one in self._copied)]
+        self._copied.update(fresh.values())
         if self._wish.sync and others:
             from instep.launch.preflight import sync
 
@@ -241,8 +274,8 @@ class Rounds:
             cure=error.cure,
         )
 
-    def _again(self, run: Conduct, restart: int) -> list[str]:
-        """After a failure: pause, and see who is there now."""
+    def _pause(self, run: Conduct, restart: int) -> None:
+        """After a failure: let some time pass, and look for those that were lost."""
         crew = self._crew
         self.finish(run)
         pause = min(_LONGEST_PAUSE_S, 2.0 ** (restart - 1))
@@ -253,5 +286,3 @@ class Rounds:
             crew.connections[name].ask("again", None)  # torch is imported while we wait
         crew.start(lost, connect_s=5.0)
         crew.rest(pause)
-        self._sync([name for name in lost if name in crew.up()], run.say)
-        return self._assemble(self._wish.node_wait)
