@@ -193,7 +193,7 @@ def start_command(node: Node, name: Name = "sandbox") -> None:
 
     needs.check()
     with _signals():
-        control.start(name, node)
+        control.start(name, node, _tell)
     _tell(f"{node} is on")
 
 

@@ -12,7 +12,7 @@ from instep.sandbox.locks import hold
 from instep.sandbox.state import option
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from instep.sandbox.state import Machine, Sandbox
 
@@ -112,7 +112,7 @@ def kill(name: str, node: str) -> None:
         sandbox.save()
 
 
-def start(name: str, node: str) -> None:
+def start(name: str, node: str, tell: Callable[[str], None]) -> None:
     """Switch a machine on again, and wait until it answers, unless it is cut off.
 
     Raises:
@@ -128,7 +128,7 @@ def start(name: str, node: str) -> None:
             sandbox.running[machine.name] = machines.start(sandbox, machine)
             sandbox.save()
             if machine.name not in sandbox.cut:
-                lifecycle.await_ready(sandbox, [machine])
+                lifecycle.await_ready(sandbox, [machine], tell)
         except BaseException:
             machines.kill(sandbox, machine)
             raise

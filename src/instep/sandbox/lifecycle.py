@@ -10,7 +10,7 @@ import shutil
 import subprocess
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 MOST = 50
-READY_S = 60.0
+READY_S = 240.0  # what a virtual machine may need whose work is emulated, on a host that is busy
+PATIENCE_S = 15.0  # between two words about who is awaited
 
 
 @dataclass(frozen=True)
@@ -158,7 +159,7 @@ def _make(wish: Wish, tell: Callable[[str], None]) -> Sandbox:
         for machine in sandbox.machines:
             sandbox.running[machine.name] = machines.start(sandbox, machine)
         sandbox.save()
-        await_ready(sandbox, sandbox.machines)
+        await_ready(sandbox, sandbox.machines, tell)
         sandbox.phase = "up"
         sandbox.save()
     except BaseException:
@@ -213,20 +214,31 @@ def _key(path: Path, comment: str) -> tuple[str, str]:
     return path.read_text(), public
 
 
-def await_ready(sandbox: Sandbox, which: list[Machine]) -> None:
+def await_ready(sandbox: Sandbox, which: list[Machine], tell: Callable[[str], None]) -> None:
     """Until one can log in to these machines.
+
+    Args:
+        sandbox: the sandbox.
+        which: the machines.
+        tell: is given a line when it takes long.
 
     Raises:
         RunError: one has ended, or does not answer.
 
     """
-    limit = vms.READY_S if sandbox.kind == "vms" else READY_S
-    deadline = time.monotonic() + limit
+    started = time.monotonic()
     enough = threading.Event()
     with ThreadPoolExecutor(len(which)) as pool:
         try:
-            for answer in [pool.submit(_await_login, sandbox, machine, deadline, enough) for machine in which]:
-                answer.result()
+            answers = {pool.submit(_await_login, sandbox, one, started + READY_S, enough): one for one in which}
+            waiting = set(answers)
+            while waiting:
+                done, waiting = wait(waiting, PATIENCE_S, FIRST_COMPLETED)
+                for answer in done:
+                    answer.result()
+                if waiting and not done:
+                    names = ", ".join(sorted(answers[one].name for one in waiting))
+                    tell(f"  no answer yet from {names} ({time.monotonic() - started:.0f} s)")
         finally:
             enough.set()
 

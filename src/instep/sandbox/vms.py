@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from instep.sandbox.state import Machine, Sandbox, User
 
 MEMORY_MB = 1024
-READY_S = 240.0  # without virtualisation by the hardware, a start takes half a minute, or more where others compute
 # What serves a folder to a virtual machine: bookworm's qemu brings the first, later ones have a package of their own.
 SERVERS = (Path("/usr/lib/qemu/virtiofsd"), Path("/usr/libexec/virtiofsd"))
 _SOCKET_S = 10.0
