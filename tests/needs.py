@@ -25,6 +25,7 @@ TOOLS = {
     "slurmctld": "slurmctld",
     "slurmd": "slurmd",
     "ssh": "openssh-client",
+    "sshd": "openssh-server",
     "systemd-nspawn": "systemd-container",
     "tc": "iproute2",
 }
