@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from instep.errors import RunError
+from instep.errors import InstepError, RunError
 from instep.launch.output import cannot_write
 from instep.launch.slurm import state
 from instep.launch.slurm.ending import write_end
@@ -117,13 +117,13 @@ def in_batch(
         the same.
 
     Raises:
-        RunError: from `carry_out`; it stands in ``run.json`` then.
+        InstepError: from `carry_out`; it stands in ``run.json`` then.
 
     """
     folder = take_up(folder, environ)
     try:
         result = carry_out(folder)
-    except RunError as error:
+    except InstepError as error:
         write_end(folder, Outcome.FAILED, error.exit_code, str(error))
         raise
     if "folder" not in result:  # a signal came before anything was started

@@ -113,15 +113,19 @@ def _job_state(values: Mapping[str, str]) -> JobState:
         state=values["State"],
         is_preempted=values["PreemptTime"] not in {"", "N/A"},
         restarts=_number(values["RestartCnt"]),
-        status=_status(_number(values["exit_code"])),
+        status=_status(values["exit_code"]),
         start="" if values["StartTime"] == "N/A" else values["StartTime"],
         nodes=values["NodeList"],
         reason=reason[1:-1] if reason.startswith("(") else "",
     )
 
 
-def _status(waited: int) -> int:
-    """From the form of wait(2), for any number."""
+def _status(text: str) -> int:
+    """From the form of wait(2), or from CODE:SIGNAL."""
+    code, colon, number = text.partition(":")
+    if colon:
+        return -_number(number) or _number(code)
+    waited = _number(text)
     return -(waited & 127) if waited & 127 else waited >> 8
 
 
