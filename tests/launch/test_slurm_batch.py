@@ -118,6 +118,8 @@ def test_ours_give_way_to_the_users_own(changes: dict[str, Any], there: str, gon
         ({"options": ("--chdir=/tmp",)}, "where instep is started"),
         ({"before": -1}, "--before -1"),
         ({"max_requeues": -1}, "--max-requeues -1"),
+        ({"options": ("--time=2",)}, "as soon as it begins"),
+        ({"options": ("-t 150:00",), "before": 9000}, "as soon as it begins"),
         ({"nproc": "0"}, "--nproc 0"),
         ({"nproc": "many"}, "--nproc many"),
     ],
@@ -125,6 +127,24 @@ def test_ours_give_way_to_the_users_own(changes: dict[str, Any], there: str, gon
 def test_what_is_refused(changes: dict[str, Any], words: str) -> None:
     with pytest.raises(RunError, match=words):
         batch.check(replace(PLAIN, **changes))
+
+
+@pytest.mark.parametrize(
+    ("option", "seconds"),
+    [
+        ("--time=3", 180),
+        ("-t3", None),  # sbatch reads it; we need not
+        ("--time 3:05", 185),
+        ("--time=1:00:10", 3610),
+        ("--time=2-12", 216_000),
+        ("--time=2-12:30", 217_800),
+        ("--time=2-12:30:05", 217_805),
+        ("--time=UNLIMITED", None),
+        ("--mem=3", None),
+    ],
+)
+def test_time_limits(option: str, seconds: int | None) -> None:
+    assert batch.time_limit(replace(PLAIN, options=(option,))) == seconds
 
 
 def test_the_guilty_line_is_shown_with_its_number() -> None:

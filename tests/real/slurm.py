@@ -85,7 +85,7 @@ def cluster(
         names: the compute nodes.
         cpus: what each node has to give, whatever this machine has.
         extra: more lines for ``slurm.conf``.
-        requeue_s: after how many seconds a requeued job may start again: the life of a credential.
+        requeue_s: after how many seconds a requeued job may start again: the life of a credential, at least 5.
 
     """
     folder = Path(tempfile.mkdtemp(prefix="instep-slurm-"))

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 OUTPUT = "slurm.txt"  # in the run folder: what would be on the screen
 OUTPUT_OF_TASK = "slurm-%a.txt"  # of each task of an array
 FILE = "job.sbatch"  # in the run folder
+LOOKS_EVERY_S = 30  # Slurm, at time limits: by so much earlier its signal may come
 
 # What sbatch's short options mean, as far as it matters here.
 _LONG = {
@@ -30,6 +31,7 @@ _LONG = {
     "-N": "--nodes",
     "-n": "--ntasks",
     "-o": "--output",
+    "-t": "--time",
     "-w": "--nodelist",
     "-W": "--wait",
 }
@@ -133,6 +135,13 @@ def check(batch: Batch) -> None:
         _check_option(option)
     if batch.before < 0:
         raise RunError(f"--before {batch.before} is no time", cure="give seconds, such as --before 120; 0 for none")
+    limit = time_limit(batch)
+    if batch.before and limit is not None and limit <= batch.before + LOOKS_EVERY_S:
+        raise RunError(
+            f"the job would be asked to save as soon as it begins: its time limit is {limit} s",
+            evidence=[f"--before {batch.before}, and Slurm looks every {LOOKS_EVERY_S} s"],
+            cure=f"give it more time, or less of a warning:  --before {max(0, limit // 2 - LOOKS_EVERY_S)}",
+        )
     if batch.max_requeues < 0:
         raise RunError(
             f"--max-requeues {batch.max_requeues} is no number", cure="give 0 or more, such as --max-requeues 100"
@@ -152,6 +161,20 @@ def _check_option(option: str) -> None:
         )
     if name in _OURS:
         raise RunError(f"--slurm {option}: {_OURS[name]}", cure=f"leave {name} out")
+
+
+def time_limit(batch: Batch) -> int | None:
+    """Seconds, where the user's own options say them: ``90`` minutes, ``1:30:00``, ``2-12`` days and hours."""
+    text = next((re.split(r"[\s=]", one, maxsplit=1)[-1] for one in batch.options if option_name(one) == "--time"), "")
+    found = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", text.strip())
+    if not found:
+        return None
+    days, *parts = found.groups()
+    numbers = [int(part) for part in parts if part is not None]
+    if days is None and len(numbers) < 3:  # minutes, and seconds
+        numbers.insert(0, 0)
+    hours, minutes, seconds = [*numbers, 0, 0][:3]
+    return ((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + seconds
 
 
 def ranks_per_node(batch: Batch) -> int | None:

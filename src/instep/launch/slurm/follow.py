@@ -118,7 +118,7 @@ class Follower:
         forgotten = (Outcome.FAILED, 1, "Slurm has forgotten the job, and its launcher wrote no end")
         outcome, code, why = of_state(job) if job is not None and job.state else forgotten
         if write_end(folder, outcome, code, why):
-            self._say([f"✗ {why}"])
+            self._say([f"✗ {why}", *self._unseen(job)])
         try:
             record = read_record(folder)
         except RunError:
@@ -127,6 +127,14 @@ class Follower:
         if self._submitted.is_array:
             self._say([f"  {near(folder)}: {record['outcome']}"])
         return {**record, "folder": str(folder)}
+
+    def _unseen(self, job: JobState | None) -> list[str]:
+        """A hint where Slurm could not even open the job's output."""
+        if job is None or not job.nodes or self._log is None or self._log.path.exists():
+            return []
+        return [
+            f"  {self._log.path} was not made: is the folder seen by {job.nodes}?  Then choose another:  --runs DIR"
+        ]
 
     def _pass_on(self) -> None:
         """What the job has printed."""
