@@ -174,11 +174,14 @@ def test_one_machine_by_two_names(machines: Machines, place: Place) -> None:
 
 
 def test_here_and_there(machines: Machines, place: Place) -> None:
-    """The launcher's own machine may be one of them; it needs no ssh."""
+    """The launcher's own machine may be one of them, by any name of its /etc/hosts; it needs no ssh, and has none."""
     place.write("train.py", SAY)
-    result = machines.run(place, "--show", "all", "train.py", names=("head", "n2")).ok()
-    assert sorted(line.split("] ")[1].split()[0] for line in result.out.splitlines()) == ["head", "n2"]
-    assert place.record()["master"].startswith("10.88.0.4:")
+    for name in ("head", "10.88.0.4", "head.example.org"):
+        table = "grep -q example /etc/hosts || echo 10.88.0.4 head.example.org >> /etc/hosts"
+        machines.head.run(["sh", "-c", table]).ok()
+        result = machines.run(place, "--show", "all", "--name", name, "train.py", names=(name, "n2")).ok()
+        assert sorted(line.split("] ")[1].split()[0] for line in result.out.splitlines()) == ["head", "n2"]
+        assert "10.88.0.4:" in (place.path / "runs" / name / "run.json").read_text()
 
 
 def test_ctrl_c_while_a_machine_does_not_answer(machines: Machines, place: Place) -> None:

@@ -10,13 +10,13 @@ import socket
 import sys
 from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from instep.errors import RunError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from pathlib import Path
 
     from instep.world.hosts import Host
 
@@ -78,7 +78,17 @@ def is_here(host: Host) -> bool:
     own = socket.gethostname()
     if name in {"localhost", own, own.partition(".")[0]}:
         return True
-    return _is_own_address(name)
+    return any(_is_own_address(address) for address in (name, *_in_hosts_file(name)))
+
+
+def _in_hosts_file(name: str) -> list[str]:
+    """The addresses of a name, as far as this machine knows them without asking another: its own longer names."""
+    try:
+        lines = Path("/etc/hosts").read_text(errors="replace").splitlines()
+    except OSError:
+        return []
+    entries = [line.partition("#")[0].split() for line in lines]
+    return [words[0] for words in entries if name in words[1:]]
 
 
 def _is_own_address(text: str) -> bool:
