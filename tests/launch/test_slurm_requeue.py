@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import json
 import os
-from pathlib import Path
+import subprocess
+import sys
+from typing import TYPE_CHECKING
 
 import pytest
 
+from instep.launch.signals import would_end
 from instep.launch.slurm import ending, follow, requeue, state
 from instep.launch.slurm.requeue import Stop
 from instep.launch.slurm.state import JobState
 from instep.runs import Outcome
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 TERM, KILL = 15, 9
 RUNNING = JobState("12", "RUNNING", nodes="n1")
@@ -164,3 +170,22 @@ def read(folder: Path) -> dict[str, object]:
 
 def write(folder: Path, record: dict[str, object]) -> None:
     (folder / "run.json").write_text(json.dumps(record))
+
+
+@pytest.mark.parametrize(
+    ("code", "ends"),
+    [
+        ("", True),
+        ("signal.signal(10, lambda *_: None)", False),
+        ("signal.signal(10, signal.SIG_IGN)", False),
+        ("signal.pthread_sigmask(signal.SIG_BLOCK, [10])", False),
+    ],
+)
+def test_whom_a_signal_would_end(code: str, ends: bool) -> None:
+    program = f"import signal, time\n{code}\nprint(flush=True)\ntime.sleep(20)"
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        assert would_end(process.pid, 10) is ends
+        process.kill()
+    assert not would_end(process.pid, 10)  # it is gone

@@ -144,6 +144,38 @@ def time_limit(place: Place) -> Result:
     return place.instep("--slurm", "--time=1", "--before", 20, "--name", "job", "--follow", "count.py", "more", 0)
 
 
+def asked(place: Place, script: str) -> Result:
+    """SIGUSR1 to the batch script, as soon as the rank runs."""
+    place.write("asked.py", script)
+    with ThreadPoolExecutor() as pool:
+        result = pool.submit(place.instep, "--name", "job", "--follow", "asked.py")
+        place.wait_for(place.begun)
+        place.run("scancel", "--batch", "--signal=USR1", place.job()).ok()
+        return result.result()
+
+
+def asked_early(place: Place) -> Result:
+    """The rank is still importing, as it were."""
+    return asked(
+        place,
+        """
+        import signal, sys, time
+        from pathlib import Path
+        if Path("saved").exists():
+            sys.exit()
+        Path("runs.now").touch()
+        time.sleep(3)
+        signal.signal(signal.SIGUSR1, lambda *_: Path("saved").touch() or sys.exit(75))
+        time.sleep(60)
+        """,
+    )
+
+
+def asked_in_vain(place: Place) -> Result:
+    """The program knows nothing of it."""
+    return asked(place, "import time\nopen('runs.now', 'w').close()\ntime.sleep(6)\nprint('not disturbed')\n")
+
+
 def cancelled(place: Place) -> Result:
     """By scancel, while it runs; it saves all the same."""
     with ThreadPoolExecutor() as pool:
@@ -256,7 +288,8 @@ def trains(place: Place) -> Result:
 CALM = {
     one.__name__: one
     for one in (
-        *(ends, fails, saves, saves_too_often, array, time_limit, cancelled, cancelled_without_saving),
+        *(ends, fails, saves, saves_too_often, array, time_limit, asked_early, asked_in_vain),
+        *(cancelled, cancelled_without_saving),
         *(cancelled_before_it_ran, left_alone, by_hand, odd_words, no_python, forgotten, trains),
     )
 }
@@ -374,6 +407,16 @@ def test_before_the_time_limit_all_save_and_the_job_goes_on(jobs: Jobs) -> None:
     assert all("asked by SIGUSR1" in line for line in saved), log
     assert log[-1].startswith("done at")
     assert place.record()["requeues"] == len(saved) == result.out.count("↻ requeued")
+
+
+def test_the_signal_waits_for_a_rank_that_does_not_catch_it_yet(jobs: Jobs) -> None:
+    place, result = jobs["asked_early"]
+    result.ok()
+    assert (place.record()["outcome"], place.record()["requeues"]) == ("finished", 1)
+
+    place, result = jobs["asked_in_vain"]
+    assert "not disturbed" in result.ok().out
+    assert (place.record()["outcome"], place.record()["requeues"]) == ("finished", 0)
 
 
 @pytest.mark.parametrize(("name", "number"), [("preempted", "SIGUSR1"), ("preempted plainly", "SIGTERM")])
