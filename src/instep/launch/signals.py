@@ -29,7 +29,14 @@ def would_end(pid: int, number: int) -> bool:
     except OSError:
         return False
     masks = re.findall(r"^Sig(?:Blk|Ign|Cgt):\s*([0-9a-f]+)$", text, re.MULTILINE)
-    return bool(masks) and not any(int(mask, 16) >> (number - 1) & 1 for mask in masks)
+    return bool(masks) and not any(int(mask, 16) >> (number - 1) & 1 for mask in masks) and not _fetches(pid)
+
+
+def _fetches(pid: int) -> bool:
+    """Whether one of its threads stands in sigwait(): meanwhile the kernel does not show what that has blocked."""
+    with suppress(OSError):
+        return any("sigtimedwait" in (task / "wchan").read_text() for task in Path(f"/proc/{pid}/task").iterdir())
+    return False
 
 
 class Signals:

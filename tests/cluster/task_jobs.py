@@ -1,0 +1,66 @@
+"""Jobs on the sandbox whose ranks mpirun or srun starts: what is left of them anywhere, daemons included."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tests.cluster.machines import Sandbox
+
+WITHIN_S = 10.0  # so long may anything of a job be left anywhere
+_OURS = ("instep.launch.task", "launch/single.py", "orted", "prted", "hydra_pmi_proxy", "mpirun", "mpiexec", "prterun")
+
+# All ranks meet and say a sum that they can only know together.
+SUMS = """
+    import os, socket
+    import torch
+    import torch.distributed as dist
+    dist.init_process_group("gloo")
+    sum_of_all = torch.tensor([10.0 ** dist.get_rank()])
+    dist.all_reduce(sum_of_all)
+    here = "/".join(os.environ[name] for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE"))
+    print(f"rank {dist.get_rank()} on {socket.gethostname()}: {here} sum {sum_of_all.item():.0f}")
+    dist.destroy_process_group()
+"""
+
+
+def processes(sandbox: Sandbox) -> list[tuple[int, str]]:
+    """All processes on these machines that a run with mpirun or srun may have made."""
+    found = []
+    for entry in os.scandir("/proc"):
+        if not entry.name.isdigit():
+            continue
+        try:
+            words = Path(entry.path, "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            is_there = Path(f"{entry.path}/root{sandbox.share}").exists()
+            is_elsewhere = Path(entry.path, "ns", "uts").readlink() != Path("/proc/self/ns/uts").readlink()
+        except OSError:
+            continue
+        if is_there and is_elsewhere and any(word in words for word in _OURS):
+            found.append((int(entry.name), words))
+    return found
+
+
+def seconds_until_gone(sandbox: Sandbox, begin: float) -> float:
+    """Since when, until nothing of the job was left on any machine."""
+    while left := processes(sandbox):
+        seconds = time.monotonic() - begin
+        assert seconds < 2 * WITHIN_S, left
+        time.sleep(0.05)
+    return time.monotonic() - begin
+
+
+def command_lines(sandbox: Sandbox) -> list[str]:
+    """Those of all processes on these machines and of this one."""
+    found = []
+    for entry in os.scandir("/proc"):
+        if entry.name.isdigit():
+            try:
+                found.append(Path(entry.path, "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace"))
+            except OSError:
+                continue
+    assert any("instep.launch.task" in words for words in found), found
+    return found
