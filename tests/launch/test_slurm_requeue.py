@@ -102,6 +102,10 @@ def test_the_own_job(environ: dict[str, str], job: str | None, restarts: int) ->
         (JobState("12", "PENDING", reason="Resources"), "job 12 waits: Resources"),
         (JobState("12", "PENDING", reason="None"), "job 12 waits"),
         (
+            JobState("12", "PENDING", reason="JobHeldUser"),
+            "job 12 waits: JobHeldUser (start it:  scontrol release 12)",
+        ),
+        (
             JobState("12", "PENDING", restarts=2, reason="BeginTime", start="2026-11-29T20:51:29"),
             "job 12 is requeued (restart 2): BeginTime, until 20:51:29",
         ),

@@ -31,6 +31,14 @@ _SOON_S = 0.5  # between two questions to Slurm when there is news to expect
 _LATER_S = 5.0  # and else: many may ask it
 _RECORD_S = 5.0  # how long the last words may take from the job's machine to this one
 EXIT_LEFT = 130
+_TOO_MUCH = " (more than the partition has or allows: it will not start as it is; see  scontrol show partition)"
+# What a user may want to do about a reason of Slurm's.
+_ADVICE = {
+    "PartitionConfig": _TOO_MUCH,
+    "PartitionNodeLimit": _TOO_MUCH,
+    "PartitionTimeLimit": _TOO_MUCH,
+    "JobHeldUser": " (start it:  scontrol release JOB)",
+}
 
 
 class Follower:
@@ -166,7 +174,8 @@ def describe(job: JobState, is_array: bool) -> str:
         return ""  # about to start
     if job.state == "PENDING":
         again = f"is requeued (restart {job.restarts})" if job.restarts else "waits"
-        reason = f": {job.reason}" if job.reason and job.reason != "None" else ""
+        advice = _ADVICE.get(job.reason, "").replace("JOB", job.job)
+        reason = f": {job.reason}{advice}" if job.reason and job.reason != "None" else ""
         return f"{name} {again}{reason}{_not_before(job)}"
     if job.state == "RUNNING":
         return f"{name} runs on {job.nodes}"
