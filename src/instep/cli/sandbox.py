@@ -123,7 +123,7 @@ def status_command(
 @app.command("ssh", context_settings=_OWN)
 def ssh_command(
     node: Node,
-    command: Annotated[list[str] | None, typer.Argument(metavar="[COMMAND]...", show_default=False)] = None,
+    command: Annotated[list[str] | None, typer.Argument(metavar="COMMAND", show_default=False)] = None,
     name: Name = "sandbox",
 ) -> None:
     """Log in to a machine, or run a command there, by ssh."""
@@ -144,7 +144,7 @@ def ssh_command(
 @app.command("exec", context_settings=_OWN)
 def exec_command(
     node: Node,
-    command: Annotated[list[str], typer.Argument(metavar="COMMAND...")],
+    command: Annotated[list[str], typer.Argument(metavar="COMMAND")],
     name: Name = "sandbox",
     user: Annotated[str, typer.Option(metavar="USER", help="As whom: root, or who made the sandbox.")] = "root",
 ) -> None:
