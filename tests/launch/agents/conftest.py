@@ -59,7 +59,7 @@ class Machines:
         """The launcher, while it runs on the head."""
         argv: list[str | Path] = [INSTEP, "run", "--inventory", self.inventory(place, *names, config=config), *words]
         env = {"PATH": "/usr/bin:/bin", **place.env}
-        with subprocess.Popen(self.head.argv(argv, cwd=place.path), stderr=subprocess.DEVNULL, env=env) as nsenter:
+        with subprocess.Popen(self.head.argv(argv, cwd=place.path), stderr=subprocess.PIPE, env=env) as nsenter:
             try:
                 while not (found := psutil.Process(nsenter.pid).children()):  # nsenter stands between
                     time.sleep(0.01)

@@ -189,7 +189,8 @@ def test_ctrl_c_while_a_machine_does_not_answer(machines: Machines, place: Place
     config = place.write("config", "")
     config.write_text(f"Host n2\n    HostName 10.88.0.99\n{machines.ssh_config.read_text()}")
     with machines.started(place, "train.py", names=("n1", "n2"), config=config) as launcher:
-        time.sleep(1.5)
+        assert launcher.nsenter.stderr
+        assert launcher.nsenter.stderr.readline() == b"\xe2\x80\xa6 waiting for n2: no answer yet\n"
         begin = time.monotonic()
         launcher.send_signal(signal.SIGINT)
         assert launcher.wait(10) == 130

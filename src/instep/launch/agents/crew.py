@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import selectors
+import sys
 import time
 from collections import deque
 from dataclasses import dataclass
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 HELLO_S = 20.0  # for an agent to come up: ssh gives up connecting after 10 s
 _LEAVE_S = 2.0
+_PATIENCE_S, _MORE_PATIENCE_S = 2.0, 15.0
 _ANSWERS = {"look": "facts", "listen": "listening", "reach": "reached"}
 
 
@@ -47,6 +49,25 @@ class Said:
     received_at: float
 
 
+class Patience:
+    """When to say what is waited for: nobody shall wonder what goes on."""
+
+    def __init__(self) -> None:
+        self._next = time.monotonic() + _PATIENCE_S
+
+    def is_over(self) -> bool:
+        """Whether it is time for a word; then the next one has more time."""
+        if time.monotonic() < self._next:
+            return False
+        self._next = time.monotonic() + _MORE_PATIENCE_S
+        return True
+
+
+def _print(lines: list[str]) -> None:
+    """Before there is a run."""
+    print("\n".join(lines), file=sys.stderr, flush=True)
+
+
 class LostError(RunError):
     """A machine was lost while it was looked at."""
 
@@ -57,6 +78,7 @@ class Crew:
     Attributes:
         connections: those that are there or were; see :attr:`Connection.is_lost`.
         failures: why a machine has no agent, of the last attempt.
+        say: tells the user.
         early: signals for the ranks that have come before there were any.
         started_at: when the last attempt began, by the monotonic clock.
         sweeps: of machines that were lost with ranks on them.
@@ -92,6 +114,7 @@ class Crew:
         self.on_words: Callable[[str, list[str]], None] | None = None
         self._hello = hello
         self.early: list[int] = []
+        self.say: Callable[[list[str]], object] = _print
         self._signals = signals
         self._heart = heart
         self.started_at: dict[str, float] = {}
@@ -119,7 +142,6 @@ class Crew:
             except OSError as error:
                 what = f"{argv[0]} cannot be started: {error.strerror}"
                 raise RunError(what, cure="sudo apt-get install openssh-client") from error
-            self.failures.pop(name, None)
             self.connections[name] = connection
             self.started_at[name] = time.monotonic()
             connection.ask("hello", {"protocol": PROTOCOL, "host": name, **self._hello(host)})
@@ -131,13 +153,14 @@ class Crew:
 
     def absent(self, members: Sequence[str]) -> list[str]:
         """Lines on those that do not take part, and why."""
-        said = []
-        for name, one in self.connections.items():
-            if name not in members:
-                failure = self.failures.get(name)
-                why = failure.what if failure else one.why
-                said.append(f"{name} is spare" if name in self.up() else f"without {name}: {why or 'no answer yet'}")
-        return said
+        up = self.up()
+        others = [name for name in self.hosts if name not in members]
+        return [f"{name} is spare" if name in up else f"without {name}: {self.why_not(name)}" for name in others]
+
+    def why_not(self, name: str) -> str:
+        """Why a machine is not there, in one line."""
+        failure = self.failures.get(name)
+        return failure.what if failure else self.connections[name].why or "no answer yet"
 
     def coming(self) -> list[str]:
         """Those that may still come up."""
@@ -166,6 +189,7 @@ class Crew:
                     connection.lose(error.what)
                     self.failures[name] = error
                     return
+                self.failures.pop(name, None)
                 connection.ping()  # of the others, one has waited for the agent to come up
             elif "error" in message:
                 self.failures[name] = _error_of(name, message["error"])
@@ -191,6 +215,7 @@ class Crew:
 
         """
         asked_at, deadline = time.time(), time.monotonic() + limit_s
+        patience = Patience()
         for name, value in told.items():
             self.connections[name].ask(kind, value)
         found: dict[str, Said] = {}
@@ -209,6 +234,8 @@ class Crew:
                         evidence=[self.connections[name].why],
                         cure="start again when it is back, or without it",
                     )
+            if patience.is_over():
+                self.say([f"… waiting for {', '.join(missing)}: {_PURPOSES[kind]}"])
             if time.monotonic() > deadline and any(name not in found for name in told):
                 names = ", ".join(name for name in told if name not in found)
                 raise RunError(

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from instep.errors import RunError
-from instep.launch.agents.crew import LostError, together
+from instep.launch.agents.crew import LostError, Patience, together
 from instep.launch.agents.remote import RemoteServer
 from instep.launch.agents.watching import guard_over
 from instep.launch.command import StoppedError
@@ -66,7 +65,7 @@ class Rounds:
 
         """
         self._call_all()
-        members, plan, port = self._prepare(0, self._tell)
+        members, plan, port = self._prepare(0)
         run = self._begin(plan, port)
         while True:
             job = self._round(run, plan, port, members)
@@ -75,7 +74,7 @@ class Rounds:
                 return run, job
             try:
                 self._pause(run, restart)
-                members, plan, port = self._prepare(restart, run.say)
+                members, plan, port = self._prepare(restart)
             except StoppedError as stopped:
                 job.failure, job.lost, job.signal = None, None, stopped.number
                 return run, job
@@ -120,7 +119,7 @@ class Rounds:
         """Where all machines are meant to take part, one that is missing is a mistake and said at once."""
         return self._wish.node_wait if self._wish.nodes else 0.0
 
-    def _prepare(self, restart: int, say: Callable[[list[str]], object]) -> tuple[list[str], Plan, int]:
+    def _prepare(self, restart: int) -> tuple[list[str], Plan, int]:
         """The machines of a round, the plan and the port. One that is lost meanwhile is done without, or waited for.
 
         Raises:
@@ -132,7 +131,7 @@ class Rounds:
         for attempt in range(_ATTEMPTS):
             members = self._assemble(wait_s)
             try:
-                self._sync(members, say)
+                self._sync(members, self._crew.say)
                 return members, *self._plan(members, restart)
             except LostError:
                 if not wait_s or attempt == _ATTEMPTS - 1:
@@ -159,10 +158,6 @@ class Rounds:
             )
             say(sync.lines(copied, dry_run=dry_run))
 
-    @staticmethod
-    def _tell(lines: list[str]) -> None:
-        print("\n".join(lines), file=sys.stderr, flush=True)
-
     def _plan(self, members: Sequence[str], restart: int) -> tuple[Plan, int]:
         sites, port = self._preflight.sites(members)
         return replace(make_plan(self._request, sites, self._environ), restart=restart), port
@@ -187,6 +182,7 @@ class Rounds:
         absent = self._crew.absent([node.host for node in plan.nodes])
         run.say([teller.note(line) for line in [*self._preflight.notes, *absent]])
         run.say(teller.start(plan, port, run.folder))
+        self._crew.say = run.say
         self._crew.on_words = lambda host, lines: run.say([f"[{host}] {line}" for line in lines])
         return run
 
@@ -240,6 +236,7 @@ class Rounds:
         crew = self._crew
         deadline = time.monotonic() + wait_s
         enough_at: float | None = None
+        patience = Patience()
         while True:
             now, up, coming = time.monotonic(), crew.up(), crew.coming()
             if len(up) < self._least:
@@ -252,6 +249,8 @@ class Rounds:
                 enough_at = enough_at or now
                 if not coming or now > enough_at + (_MOMENT_S if len(up) >= self._most else _LATE_S):
                     return up[: self._most]
+            if patience.is_over():
+                crew.say([f"… waiting for {name}: {crew.why_not(name)}" for name in crew.hosts if name not in up])
             crew.wait(0.2)
 
     def _retry(self, now: float) -> None:
