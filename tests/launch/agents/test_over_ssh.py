@@ -8,11 +8,13 @@ import shutil
 import signal
 import subprocess
 import time
+import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.commands import MARKER, marked
 from tests.launch.jobs import INSTEP
 
 if TYPE_CHECKING:
@@ -314,3 +316,16 @@ def test_a_login_that_talks(machines: Machines, place: Place) -> None:
         finally:
             daemon.kill()
     assert result.out == "n3 0 0 0 2 1 2 10.88.0.3 eth0\n"
+
+
+@pytest.mark.parametrize("delay", [0.7, 1.5, 2.5])
+def test_the_launcher_is_killed_before_the_ranks_are_there(
+    machines: Machines, torch_place: Place, delay: float
+) -> None:
+    """While ssh connects, the machines are looked at, or torch is imported."""
+    torch_place.write("train.py", "import time; time.sleep(600)\n")
+    torch_place.env[MARKER] = job = uuid.uuid4().hex
+    with machines.started(torch_place, "train.py", names=("n1", "n2")) as launcher:
+        time.sleep(delay)
+        launcher.send_signal(signal.SIGKILL)
+        assert marked(job, wait_s=10) == ()
