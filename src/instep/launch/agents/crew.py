@@ -221,29 +221,36 @@ class Crew:
         found: dict[str, Said] = {}
         while missing := [name for name in told if name not in found]:
             for name, messages in self._hear(max(0.0, min(1.0, deadline - time.monotonic()))).items():
+                if name not in told:  # one that has come up late
+                    self._greet(name, messages)
+                    continue
                 for message in messages:
                     if "error" in message:
                         raise _error_of(name, message["error"])
                     if _ANSWERS[kind] in message:
                         found[name] = Said(message[_ANSWERS[kind]], asked_at, time.time())
-            for name in missing:
-                self.connections[name].look(time.monotonic())
-                if self.connections[name].is_lost:
-                    raise LostError(
-                        f"{name} was lost before anything was started",
-                        evidence=[self.connections[name].why],
-                        cure="start again when it is back, or without it",
-                    )
-            if patience.is_over():
+            missing = [name for name in missing if name not in found]
+            self._see_that_they_live(missing)
+            if missing and patience.is_over():
                 self.say([f"… waiting for {', '.join(missing)}: {_PURPOSES[kind]}"])
-            if time.monotonic() > deadline and any(name not in found for name in told):
-                names = ", ".join(name for name in told if name not in found)
+            if missing and time.monotonic() > deadline:
                 raise RunError(
-                    f"{names}: no answer within {limit_s:g} s",
+                    f"{', '.join(missing)}: no answer within {limit_s:g} s",
                     evidence=[f"asked: {_PURPOSES[kind]}"],
-                    cure="see what keeps it:  ssh HOST uptime",
+                    cure=f"see what keeps it:  ssh {missing[0]} uptime",
                 )
         return found
+
+    def _see_that_they_live(self, names: Iterable[str]) -> None:
+        for name in names:
+            connection = self.connections[name]
+            connection.look(time.monotonic())
+            if connection.is_lost:
+                raise LostError(
+                    f"{name} was lost before anything was started",
+                    evidence=[connection.why],
+                    cure="start again when it is back, or without it",
+                )
 
     def hear(self, name: str, limit_s: float) -> list[dict[str, Any]]:
         """What one of them says, waited for.
