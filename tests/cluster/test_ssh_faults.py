@@ -8,33 +8,16 @@ import signal
 import time
 from typing import TYPE_CHECKING
 
-import pytest
-
+from tests.cluster import faults
 from tests.cluster.ssh_jobs import WAIT, WITHIN_S, agent_of, options, place_on, processes, ready, seconds_until_gone
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from tests.cluster.machines import Sandbox
-
-TABLE: list[tuple[str, float, int, str]] = []
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _table(request: pytest.FixtureRequest) -> Iterator[None]:
-    """At the end: what was done, seconds until nothing was left, the exit code, and what was said."""
-    yield
-    capture = request.config.pluginmanager.getplugin("capturemanager")
-    with capture.global_and_fixture_disabled():
-        print()
-        for what, seconds, code, said in TABLE:
-            print(f"{what:<34} {seconds:5.1f} s   exit code {code:>3}   {said}")
 
 
 def note(what: str, seconds: float, code: int, err: str) -> None:
     """A line of the table."""
-    said = next((line for line in err.splitlines() if line.startswith(("✗", "■"))), "")
-    TABLE.append((what, seconds, code, said[:110]))
+    faults.note(what, seconds, code, err)
     assert seconds < WITHIN_S
 
 
@@ -87,6 +70,22 @@ def test_an_agent_is_killed(sandbox: Sandbox) -> None:
         note("agent killed", seconds, code, run.err)
         assert code == 1
         assert "✗ the agent on n2 has ended" in run.err
+
+
+def test_the_connection_ends(sandbox: Sandbox) -> None:
+    """Of one machine: its ssh is killed."""
+    place = place_on(sandbox)
+    place.write("train.py", WAIT)
+    with place.started(*options(sandbox), "train.py") as run:
+        job = ready(run, 3)
+        (ssh,) = [one.pid for one in processes(job) if one.words.startswith("ssh ") and " -- n3 " in one.words]
+        begin = time.monotonic()
+        os.kill(ssh, signal.SIGKILL)
+        seconds = seconds_until_gone(job, begin)
+        code = run.end()
+        note("connection ended", seconds, code, run.err)
+        assert code == 1
+        assert "✗ the connection to n3 has ended: ssh was killed by signal 9 (SIGKILL)\n" in run.err
 
 
 def test_the_launcher_is_killed(sandbox: Sandbox) -> None:

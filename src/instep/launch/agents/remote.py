@@ -142,8 +142,13 @@ class Connection:
         with suppress(subprocess.TimeoutExpired):
             self.status = self.process.wait(1.0)
         self._read_words()
-        if self.is_here and self.status and self.status < 0:
-            why = f"the agent on {self.host} was killed by {signal_name(-self.status)}"
+        if self.status and self.status < 0:
+            how = f"was killed by {signal_name(-self.status)}"
+            why = (
+                f"the agent on {self.host} {how}"
+                if self.is_here
+                else f"the connection to {self.host} has ended: ssh {how}"
+            )
         elif self.words and self.status == 255:  # ssh has something to say
             why = f"the connection to {self.host} has ended: {self.words[-1]}"
         else:
