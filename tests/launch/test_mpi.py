@@ -105,6 +105,9 @@ def test_open_mpi_leaves_parts_in_their_order() -> None:
         *("-np", "2", "--host", "n1:2", "-x", "A", "python", "train.py"),
         *(":", "-np", "1", "--host", "n2:1", "-x", "A", "python", "train.py"),
     ]
+    assert argv_in_order(OPENMPI_5, mpi_flags(OPENMPI_5, HOSTS), HOSTS, COMMAND) == [
+        *("mpirun", "--bind-to", "none", "--map-by", "seq", "--host", "n1,n1,n2", "python", "train.py"),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -191,7 +194,7 @@ def test_ranks_that_cannot_be() -> None:
             SALLOC,
             [("n1", 2), ("n2", 2)],
             (
-                "srun --nodes=2 --ntasks=4 --distribution=arbitrary --nodelist=n1,n1,n2,n2 --cpus-per-task=2 "
+                "srun --ntasks=4 --distribution=arbitrary --nodelist=n1,n1,n2,n2 --cpus-per-task=2 "
                 "--kill-on-bad-exit=1 --overlap --export=ALL"
             ),
         ),
@@ -199,7 +202,7 @@ def test_ranks_that_cannot_be() -> None:
             SALLOC,
             [("n3", 2), ("n1", 1)],  # 2 cores, 4 cores
             (
-                "srun --nodes=2 --ntasks=3 --distribution=arbitrary --nodelist=n3,n3,n1 --cpus-per-task=1 "
+                "srun --ntasks=3 --distribution=arbitrary --nodelist=n3,n3,n1 --cpus-per-task=1 "
                 "--kill-on-bad-exit=1 --overlap --export=ALL"
             ),
         ),
@@ -207,7 +210,7 @@ def test_ranks_that_cannot_be() -> None:
             {**SALLOC, "SLURM_CPUS_PER_TASK": "2", "SLURM_GPUS_ON_NODE": "2"},
             [("n3", 2)],
             (
-                "srun --nodes=1 --ntasks=2 --distribution=arbitrary --nodelist=n3,n3 --cpus-per-task=2 "
+                "srun --ntasks=2 --distribution=arbitrary --nodelist=n3,n3 --cpus-per-task=2 "
                 "--kill-on-bad-exit=1 --overlap --export=ALL --overcommit --gpu-bind=none"
             ),
         ),

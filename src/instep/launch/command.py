@@ -40,6 +40,7 @@ _GREETING_S = 10.0
 _EXPLAIN_S = 0.4  # after a connection has ended: whether the command says why
 _GONE_S = 1.0  # after the command has ended: what its daemons need to end its tasks
 _LEAVE_S = 8.0  # after the last task has left: what the command may need to end
+_LEAVE_LOST_S = 0.5  # the same where a machine is lost, for whose tasks it would wait
 _TICK_S = 1.0
 _ASK_S = 30.0
 _TELL_AFTER_S = 5.0  # a start that takes longer is explained by what the command says
@@ -415,7 +416,8 @@ class Command:
 
     def finish(self) -> None:
         """All tasks have left: wait for the command, which has nothing more to do."""
-        end = time.monotonic() + _LEAVE_S
+        is_whole = not any(server.was_lost for server in self._servers)
+        end = time.monotonic() + (_LEAVE_S if is_whole else _LEAVE_LOST_S)
         while self.status is None and time.monotonic() < end:
             self.pump(0.1)
         self.close()
@@ -431,7 +433,7 @@ class Command:
         if process.poll() is None:
             process.terminate()  # mpirun then removes its files
             with suppress(subprocess.TimeoutExpired):
-                process.wait(2.0)
+                process.wait(1.0)
             process.kill()
             process.wait()
         kin.end_descendants(0, 0)
@@ -447,6 +449,7 @@ class TaskServer:
     def __init__(self, command: Command, host: str, ranks: range) -> None:
         self.host, self.ranks = host, ranks
         self.lost_at: float | None = None
+        self.was_lost = False
         self._lost: tuple[Task, float] | None = None
         self._is_over = False  # nothing more is to be told
         self._command = command
@@ -528,7 +531,7 @@ class TaskServer:
     def _lose(self, status: int | None, why: str) -> None:
         """The ranks of this machine are given up: whoever is still connected ends his, since nobody else will."""
         if not self._is_over:
-            self._is_over, self.lost_at = True, None
+            self._is_over, self.was_lost, self.lost_at = True, True, None
             self._tell({"lost": {"status": status, "why": why}})
             for task in self._tasks:
                 self._command.hang_up(task)

@@ -190,11 +190,15 @@ def argv_in_order(
 ) -> list[str]:
     """The command line for Open MPI where the machine that it is typed on is one of the others.
 
-    Open MPI would give that machine the first ranks. Its ways to say another order (``--map-by seq``, a rankfile) tell
-    the ranks a wrong number of machines; but the parts of a command with ``:`` it leaves in their order.
+    Open MPI would give that machine the first ranks. Open MPI 4's ways to say another order (seq, a rankfile) tell the
+    ranks a wrong number of machines, but the parts of a command with ``:`` it leaves in their order; at such parts
+    Open MPI 5.0.7 crashes, and its seq is right.
     """
     words = [flavour.program, *(word for flag in given if flag.words[0] not in {"--host", "-x"} for word in flag.words)]
     variables = [word for flag in given if flag.words[0] == "-x" for word in flag.words]  # of one part each
+    if flavour.version >= (5,):
+        each = ",".join(name for name, count in hosts for _ in range(count))
+        return [*words, "--map-by", "seq", "--host", each, *variables, *command]
     for number, (name, count) in enumerate(hosts):
         words += [*((":",) if number else ()), "-np", str(count), "--host", f"{name}:{count}", *variables, *command]
     return words

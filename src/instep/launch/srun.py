@@ -135,7 +135,6 @@ def flags(granted: Allocation, parts: Sequence[tuple[str, int]]) -> list[Flag]:
     fair = min(max(1, has // count) for has, (_, count) in zip(cpus, parts, strict=True))
     wide = granted.cpus_per_task or fair
     found = [
-        Flag((f"--nodes={len(parts)}",), "machines"),
         Flag((f"--ntasks={sum(count for _, count in parts)}",), "one task for each rank"),
         Flag(("--distribution=arbitrary", f"--nodelist={each}"), "the machine of each rank, in the order of the ranks"),
         Flag((f"--cpus-per-task={wide}",), "said again, since srun of Slurm 22.05 ignores what sbatch was told"),
