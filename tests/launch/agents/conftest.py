@@ -6,6 +6,7 @@ import subprocess
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import psutil
@@ -18,7 +19,6 @@ from tests.real.sshd import sshd
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from tests.commands import Result
     from tests.real.hosts import Host
@@ -67,6 +67,42 @@ class Machines:
             finally:
                 nsenter.kill()
 
+    @contextmanager
+    def door(self, place: Place, number: int, more: str = "") -> Iterator[tuple[Path, subprocess.Popen[bytes]]]:
+        """Another sshd on one machine, which ssh takes instead; it can be killed without harm to other tests.
+
+        Yields:
+            The file for ``ssh -F``, and the daemon.
+
+        """
+        node, folder = self.nodes[number], self.ssh_config.parent
+        server = place.write("sshd_config", "")
+        server.write_text((folder / "sshd_config").read_text().replace("Port 22\n", "Port 2222\n") + more)
+        known = place.write("known", f"[{node.name}]:2222 {(folder / 'host_key.pub').read_text()}")
+        config = place.write("config", "")
+        theirs = f"    Port 2222\n    UserKnownHostsFile {known} {folder}/known_hosts\n"
+        config.write_text(f"Host {node.name}\n{theirs}{self.ssh_config.read_text()}")
+        argv = ["setpriv", "--pdeathsig", "KILL", "/usr/sbin/sshd", "-D", "-e", "-f", server]
+        with subprocess.Popen(node.argv(argv), stderr=subprocess.PIPE) as daemon:
+            try:
+                assert daemon.stderr
+                while b"Server listening" not in daemon.stderr.readline():
+                    pass
+                yield config, daemon
+            finally:
+                daemon.kill()
+
+    def agent(self, number: int) -> psutil.Process:
+        """The agent on a machine."""
+        host = Path(f"/proc/{self.nodes[number].pid}/ns/uts").readlink()
+        (found,) = [
+            process
+            for process in psutil.process_iter(["cmdline"])
+            if "instep.launch.agents.agent" in (process.info["cmdline"] or [])
+            and Path(f"/proc/{process.pid}/ns/uts").readlink() == host
+        ]
+        return found
+
 
 @dataclass(frozen=True)
 class Launcher:
@@ -81,6 +117,11 @@ class Launcher:
     def wait(self, limit_s: float) -> int:
         """Its exit code."""
         return self.nsenter.wait(limit_s)
+
+    def said(self) -> str:
+        """What it wrote to standard error, after its end."""
+        assert self.nsenter.stderr
+        return self.nsenter.stderr.read().decode()
 
 
 @pytest.fixture(scope="session")

@@ -292,29 +292,15 @@ def test_one_other_machine_alone(machines: Machines, place: Place) -> None:
 
 def test_a_login_that_talks(machines: Machines, place: Place) -> None:
     """What a login script prints to standard output comes before the agent's first word, and does no harm."""
-    folder = machines.ssh_config.parent
-    talk = place.write("login", """
+    talk = place.write("login", """\
         #!/bin/sh
         echo "Welcome! 3 updates"; echo '{"not": "ours"}'; echo "quota exceeded" >&2
         exec sh -c "$SSH_ORIGINAL_COMMAND"
-    """.lstrip())  # fmt: skip
+    """)  # fmt: skip
     talk.chmod(0o755)
-    server = place.write("sshd_config", "")
-    text = (folder / "sshd_config").read_text().replace("Port 22\n", "Port 2222\n")
-    server.write_text(f"{text}ForceCommand {talk}\n")
-    config = place.write("config", "")
-    known = place.write("known", "\n".join(f"[n3]:2222 {(folder / 'host_key.pub').read_text()}".splitlines()) + "\n")
-    theirs = machines.ssh_config.read_text()
-    config.write_text(f"Host n3\n    Port 2222\n    UserKnownHostsFile {known} {folder}/known_hosts\n{theirs}")
     place.write("train.py", SAY)
-    with subprocess.Popen(
-        machines.nodes[2].argv(["setpriv", "--pdeathsig", "KILL", "/usr/sbin/sshd", "-D", "-f", server])
-    ) as daemon:
-        try:
-            time.sleep(0.3)
-            result = machines.run(place, "train.py", names=("n3", "n1"), config=config).ok()
-        finally:
-            daemon.kill()
+    with machines.door(place, 2, f"ForceCommand {talk}\n") as (config, _):
+        result = machines.run(place, "train.py", names=("n3", "n1"), config=config).ok()
     assert result.out == "n3 0 0 0 2 1 2 10.88.0.3 eth0\n"
 
 
