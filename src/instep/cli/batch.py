@@ -162,6 +162,7 @@ def start(
     named: Named,
     listed: HostList | None,
     going_on: Path | None,
+    tasks: str,
     as_json: bool,
 ) -> int:
     """Inside an allocation: start the ranks; the exit code."""
@@ -170,12 +171,12 @@ def start(
 
     task_wish, most = _inside(named, runs, name, as_json=as_json)
     if going_on is None:
-        result = run_in_allocation(request, task_wish, hosts=listed, most_nodes=most)
+        result = run_in_allocation(request, task_wish, hosts=listed, most_nodes=most, tasks=tasks)
     else:
 
         def carry_out(folder: Path) -> dict[str, Any]:
             here = replace(task_wish, runs=folder.parent, going_on=folder)
-            return run_in_allocation(request, here, hosts=listed, most_nodes=most)
+            return run_in_allocation(request, here, hosts=listed, most_nodes=most, tasks=tasks)
 
         result = in_batch(going_on, most=wish.max_requeues, environ=os.environ, carry_out=carry_out)
     if as_json:

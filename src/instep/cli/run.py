@@ -99,6 +99,10 @@ def run_command(  # noqa: PLR0917  # typer reads the signature
         list[str] | None,
         typer.Option(metavar="NAME[=VALUE]", help="A variable for the ranks; again for more.", show_default=False),
     ] = None,
+    tasks: Annotated[
+        str,
+        typer.Option(metavar="rank|node", help="What srun starts: a task for each rank, or an agent for each machine."),
+    ] = "rank",
     mpirun: Annotated[
         str,
         typer.Option(
@@ -137,6 +141,7 @@ def run_command(  # noqa: PLR0917  # typer reads the signature
         _check_choice("--device", device, ("auto", "cpu", "cuda"))
         _check_choice("--show", show, ("main", "all"))
         _check_choice("--guard", guard, ("kill", "warn", "off"))
+        _check_choice("--tasks", tasks, ("rank", "node"))
         named = machines.Named(hosts, hostfile, inventory, nodes, node_wait, sync, own_copies, python, tuple(env or ()))
         listed = named.listed(nproc)
         via = machines.choose_way(via, listed, os.environ)
@@ -173,6 +178,7 @@ def run_command(  # noqa: PLR0917  # typer reads the signature
                     named=named,
                     listed=listed,
                     going_on=continue_run,
+                    tasks=tasks,
                     as_json=as_json,
                 )
             )

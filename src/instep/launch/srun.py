@@ -156,6 +156,18 @@ def argv(given: Sequence[Flag], command: Sequence[str]) -> list[str]:
     return ["srun", *(word for flag in given for word in flag.words), *command]
 
 
+def agent_argv(granted: Allocation, host: str, command: Sequence[str], marker: str) -> list[str]:
+    """The command line that starts one agent on one machine, with all cores of it that the job has."""
+    cpus = granted.cpus[granted.hosts.index(host)] if granted.cpus and host in granted.hosts else 1
+    given = [
+        Flag(("--nodes=1", "--ntasks=1", f"--nodelist={host}"), "one agent on this machine"),
+        Flag((f"--cpus-per-task={cpus}",), "with all cores that the job has there"),
+        Flag(("--kill-on-bad-exit=1", "--overlap", "--export=ALL", "--unbuffered"), "as for tasks; lines come at once"),
+    ]
+    unset = [word for name in NOT_FOR_SRUN for word in ("-u", name)]
+    return ["env", *unset, *argv(given, ["env", f"INSTEP_JOB={marker}", *command])]
+
+
 def environ_for_srun(environ: Mapping[str, str] | None = None) -> dict[str, str]:
     """The environment without what would contradict the command line."""
     source = os.environ if environ is None else environ

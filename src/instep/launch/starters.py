@@ -10,23 +10,24 @@ import subprocess
 import sys
 import tempfile
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from instep.errors import RunError
 from instep.launch import errand, mpi, srun
+from instep.launch.agents.several import Wish as AgentsWish, run_there
 from instep.launch.agents.ssh import Way, is_here
 from instep.launch.preflight.facts import interfaces
 from instep.launch.task import VARIABLE
 from instep.launch.tasks import plan_tasks, run_tasks
-from instep.world.hosts import Host
+from instep.world.hosts import Host, HostList
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from instep.launch.plan import Plan, Request
     from instep.launch.tasks import Wish
-    from instep.world.hosts import HostList
 
 _SSH_S = 10.0
 _SWEEP_S = 5.0
@@ -137,7 +138,12 @@ def _address_towards(host: str) -> str:
 
 
 def run_in_allocation(
-    request: Request, wish: Wish, *, hosts: HostList | None = None, most_nodes: int | None = None
+    request: Request,
+    wish: Wish,
+    *,
+    hosts: HostList | None = None,
+    most_nodes: int | None = None,
+    tasks: str = "rank",
 ) -> dict[str, Any]:
     """Have srun start the ranks in the allocation that this process is in.
 
@@ -146,13 +152,29 @@ def run_in_allocation(
         wish: the rest.
         hosts: the machines to use, with their slots; None: all of the allocation.
         most_nodes: how many of them at most.
+        tasks: "rank": one task of srun for each rank; "node": one for each machine, an agent that starts its ranks.
 
     Raises:
         RunError: this is no allocation, or the run could not be started.
 
     """
     granted, parts = _in_allocation(request, hosts, most_nodes)
-    return run_tasks(request, Srun(granted), parts, wish)
+    if tasks == "rank":
+        return run_tasks(request, Srun(granted), parts, wish)
+    listed = HostList(tuple(Host(name, count, f"job {granted.job}") for name, count in parts))
+    way = SrunWay(python=wish.python or sys.executable, granted=granted)
+    agents_wish = AgentsWish(
+        runs=wish.runs,
+        name=wish.name,
+        command=tuple(wish.command),
+        stdout=wish.stdout,
+        own_copies=wish.own_copies,
+        env=tuple(f"{name}={value}" for name, value in wish.variables.items()),
+        way=way,
+        via="slurm",
+        going_on=wish.going_on,
+    )
+    return run_there(request, listed, agents_wish)
 
 
 def plan_in_allocation(
@@ -191,6 +213,19 @@ def _in_allocation(
     counts = srun.counts(request.nproc, granted, [name for name, _ in named], device=request.device)
     parts = [(name, slots or count) for (name, slots), count in zip(named, counts, strict=True)]
     return granted, parts
+
+
+@dataclass(frozen=True)
+class SrunWay(Way):
+    """How agents are started inside an allocation: by a step of one task on each machine."""
+
+    granted: srun.Allocation | None = None
+
+    def agent(self, host: Host, marker: str, *, connect_s: float = 0.0) -> list[str]:
+        """The command that starts an agent there; a step that cannot be had at once is waited for."""
+        del connect_s
+        assert self.granted is not None
+        return srun.agent_argv(self.granted, host.name, self.child(), marker)
 
 
 class Srun:

@@ -171,9 +171,10 @@ class Rounds:
             name=wish.name,
             command=list(wish.command),
             port=port,
-            via="ssh" if self._crew.is_remote else "local",
+            via=wish.via or ("ssh" if self._crew.is_remote else "local"),
             piped=False,
             stdout=wish.stdout,
+            going_on=wish.going_on,
             job=self._crew.marker,
         )
         config = self._crew.way.ssh_config

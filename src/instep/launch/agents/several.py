@@ -47,6 +47,9 @@ class Wish:
         own_copies: each machine has its own copy of the working folder.
         python: the interpreter on the machines; "" is this one.
         env: ``--env``.
+        way: how agents are started; None: by ssh.
+        via: what the record says of that; "" is ssh, or local where all machines are this one.
+        going_on: the folder of a run that goes on.
 
     """
 
@@ -60,6 +63,9 @@ class Wish:
     own_copies: bool = False
     python: str = ""
     env: tuple[str, ...] = ()
+    way: ssh.Way | None = None
+    via: str = ""
+    going_on: Path | None = None
 
 
 def here() -> HostList:
@@ -132,7 +138,8 @@ def _rounds(request: Request, hostlist: HostList, wish: Wish) -> Iterator[Rounds
     open_standard_streams()
     nodes = check_nodes(wish.nodes, hostlist)
     variables = ssh.environment(os.environ, wish.env)
-    way = ssh.Way(hostlist.ssh_config, wish.python) if wish.python else ssh.Way(hostlist.ssh_config)
+    by_ssh = ssh.Way(hostlist.ssh_config, wish.python) if wish.python else ssh.Way(hostlist.ssh_config)
+    way = wish.way or by_ssh
     marker = f"{default_stem(request)}-{secrets.token_hex(6)}"
 
     def hello(host: Host) -> dict[str, Any]:
