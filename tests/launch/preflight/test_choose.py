@@ -147,3 +147,10 @@ def test_whom_a_machine_tries(count: int, number: int, tried: list[int]) -> None
 )
 def test_addresses_worth_a_try(address: str, usable: bool) -> None:
     assert addresses_of({"interfaces": [["x", address, None]]}) == [address] * usable
+
+
+def test_bridges_of_containers_come_last() -> None:
+    names = ["docker0", "eth0", "br-1f3a", *(f"br-{n}" for n in range(20)), "ib0"]
+    found = addresses_of({"interfaces": [[name, f"10.0.0.{n}", 24] for n, name in enumerate(names)]})
+    assert found[:3] == ["10.0.0.1", "10.0.0.23", "10.0.0.0"]
+    assert len(found) == 16

@@ -82,8 +82,9 @@ def test_the_code_of_the_folder(tmp_path: Path) -> None:
         (tmp_path / name).write_text("")
     (tmp_path / "env/pyvenv.cfg").touch()
     (tmp_path / "gone.py").symlink_to("nowhere")
+    os.mkfifo(tmp_path / "pipe.py")
     code = facts.gather(facts.ask(Target("script", "a.py"), tmp_path, Path("runs"), code=True))["code"]
-    assert sorted(code) == ["a.py", "gone.py", "sub/b.py"]
+    assert sorted(code) == ["a.py", "gone.py", "pipe.py", "sub/b.py"]
     assert code["gone.py"] is None
 
 

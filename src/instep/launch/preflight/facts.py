@@ -152,6 +152,8 @@ def _hash_folder(folder: Path) -> str:
 
 def _hash(path: Path) -> str | None:
     try:
+        if not path.is_file():  # a pipe would be waited for
+            return None
         return hashlib.sha256(path.read_bytes()).hexdigest()
     except OSError:
         return None

@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 
 PATIENCE_S = 2.0  # for one address; all are tried at once
 _MOMENT_S = 0.3  # what a machine's other addresses have, once one has answered
+_BRIDGES = ("docker", "br-", "veth", "virbr", "cni", "flannel", "cali", "lxc", "podman")
+_MOST_ADDRESSES = 16  # of one machine: each is tried from every other
 _ALL_PAIRS = 32  # machines; from here on not every one tries every other
 
 
@@ -201,12 +203,14 @@ def addresses_of(facts: Mapping[str, Any], hint: str = "") -> list[str]:
         hint: where the user says it is reached: an address, or a name that is looked up here; "" where nothing is said.
 
     """
-    own = [address for _, address, _ in facts["interfaces"]]
+    # Bridges of containers come last: what they lead to is on the machine itself.
+    named = sorted(facts["interfaces"], key=lambda entry: entry[0].startswith(_BRIDGES))
+    own = [address for _, address, _ in named]
     try:
         hinted = [str(entry[4][0]) for entry in socket.getaddrinfo(hint, 1, type=socket.SOCK_STREAM)] if hint else []
     except OSError:
         hinted = []
-    return [address for address in dict.fromkeys([*hinted, *own]) if _is_usable(address)]
+    return [address for address in dict.fromkeys([*hinted, *own]) if _is_usable(address)][:_MOST_ADDRESSES]
 
 
 def _is_usable(address: str) -> bool:

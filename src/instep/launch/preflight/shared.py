@@ -39,7 +39,9 @@ class Token:
         """
         self._folder = runs.absolute() / f"{_PREFIX}{secrets.token_hex(8)}"
         self._text = secrets.token_hex(16)
+        self._made_runs = False
         try:
+            self._made_runs = not runs.exists()
             self._folder.mkdir(parents=True)
             (self._folder / "token").write_text(self._text)
         except OSError as error:
@@ -69,10 +71,11 @@ class Token:
         return "" if back == answer else "its file comes back changed"
 
     def remove(self) -> None:
-        """Take it away, and the folder of runs too where nothing else is in it."""
+        """Take it away, and the folder of runs too where it was made for this and has nothing else in it."""
         shutil.rmtree(self._folder, ignore_errors=True)
-        with suppress(OSError):
-            self._folder.parent.rmdir()
+        if self._made_runs:
+            with suppress(OSError):
+                self._folder.parent.rmdir()
 
     def __enter__(self) -> Self:
         return self
