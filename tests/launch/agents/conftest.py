@@ -82,7 +82,7 @@ class Machines:
         config = place.write("config", "")
         theirs = f"    Port 2222\n    UserKnownHostsFile {known} {folder}/known_hosts\n"
         config.write_text(f"Host {node.name}\n{theirs}{self.ssh_config.read_text()}")
-        argv = ["setpriv", "--pdeathsig", "KILL", "/usr/sbin/sshd", "-D", "-e", "-f", server]
+        argv: list[str | Path] = ["setpriv", "--pdeathsig", "KILL", "/usr/sbin/sshd", "-D", "-e", "-f", server]
         with subprocess.Popen(node.argv(argv), stderr=subprocess.PIPE) as daemon:
             try:
                 assert daemon.stderr
