@@ -454,12 +454,33 @@ class TaskServer:
         self._is_over = False  # nothing more is to be told
         self._command = command
         self._queue: list[dict[str, Any]] = []
+        self._guard: list[Sequence[Any]] = []
         self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._all = os.dup(command.selector.fileno())
 
     @property
     def _tasks(self) -> list[Task]:
         return [self._command.tasks[rank] for rank in self.ranks]
+
+    @property
+    def _leader(self) -> Task:
+        """The one that looks at the machine for all of them."""
+        return self._command.tasks[self.ranks[0]]
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether nobody is there any more."""
+        return self.was_lost
+
+    def ask_guard(self, told: Sequence[Any]) -> None:
+        """Tell the guard's witness something."""
+        self._leader.link.send({"guard": told})
+
+    def take_guard(self) -> list[Sequence[Any]]:
+        """What the guard's witness there has said; all that comes besides waits for :meth:`hear`."""
+        self._command.pump()
+        told, self._guard = self._guard, []
+        return told
 
     @property
     def next_at(self) -> float | None:
@@ -499,14 +520,22 @@ class TaskServer:
         if kind == "started":
             task.pid = told
             if all(one.pid for one in self._tasks):
-                self._tell({"started": {str(one.rank): one.pid for one in self._tasks}})
+                pids = {str(one.rank): one.pid for one in self._tasks}
+                self._leader.link.send({"all_started": pids})
+                self._tell({"started": pids})
         elif kind == "output":
             self._tell({"output": {"rank": rank, "stream": told[0], "data": base64.b64decode(told[1])}})
         elif kind == "report":
             self._tell({"report": {**told, "time": told["time"] - task.ahead}})
         elif kind == "ended":
             task.has_ended = True
+            self._leader.link.send({"one_ended": [rank, told[0]]})
             self._tell({"ended": {"rank": rank, "status": told[0], "time": told[1] - task.ahead}})
+        elif kind == "guard":
+            self._guard.append(told)
+            os.eventfd_write(self._bell, 1)
+        elif kind == "fatal":
+            self._tell({"output": {"rank": told[0], "stream": 2, "data": base64.b64decode(told[1])}})
         elif kind == "failed":
             self._lose(None, f"on {self.host} {told}")
         elif kind == "swept":

@@ -19,7 +19,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -85,6 +85,7 @@ class Task:
         self._outputs: dict[int, int] = {}  # descriptor: 1 or 2
         self._reports: socket.socket | None = None
         self._listener: Any = None
+        self._witnessing: Any = None  # the guard's eyes on this machine: one of its tasks has them
         self._is_held = False  # the ranks' output waits
         self._early: list[int] = []  # signals for a rank that has not set its handler yet
         self._wake, woken = socket.socketpair()
@@ -102,18 +103,31 @@ class Task:
         while not self._link.is_closed:
             wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._link.waiting else 0)
             self._selector.modify(self._link, wanted, self._hear)
-            for key, _ in self._selector.select(_LOOK_S):
+            for key, _ in self._selector.select(self._timeout()):
                 if key.fd in self._selector.get_map():
                     key.data()
                 if self._link.is_closed:
                     break
             self._link.look()
             self._hold_back()
+            if self._witnessing is not None:
+                self._witnessing.tick(time.monotonic())
             early, self._early = self._early, []
             for number in early:
                 self._do_signal(number)
         kin.end_descendants(0, 0)
+        self._end_witnessing()
         sys.exit(1)
+
+    def _timeout(self) -> float:
+        if self._witnessing is None:
+            return _LOOK_S
+        return max(0.0, min(_LOOK_S, float(self._witnessing.next_at) - time.monotonic()))
+
+    def _end_witnessing(self) -> None:
+        if self._witnessing is not None:
+            self._witnessing.close()
+            self._witnessing = None
 
     def _hold_back(self) -> None:
         """Where the launcher takes nothing (it was stopped, or its screen was), let the rank wait as at a full pipe."""
@@ -146,6 +160,8 @@ class Task:
             return time.monotonic()
         if kind == "look":
             return facts.gather(value)
+        if kind == "watch":
+            return self._watch(value)
         if kind == "listen":
             ports = (value["ports"][0], value["ports"][1]) if value["ports"] else None
             try:
@@ -154,6 +170,31 @@ class Task:
                 return {"error": [error.what, list(error.evidence), error.cure]}
             return {"port": self._listener.port}
         return meeting.reach(value)
+
+    def _watch(self, told: Mapping[str, Any]) -> dict[str, str]:
+        """Let the launcher's guard see the ranks of this machine; the folder for their records."""
+        from instep.launch.agents.witnessing import Witnessing
+
+        try:
+            self._witnessing = Witnessing(Place(**told["place"]), told["host"], 0, self._link)
+        except OSError as error:
+            return {"why": str(error)}
+        return {"folder": str(self._witnessing.folder)}
+
+    def _do_guard(self, told: Any) -> None:
+        """The guard wants to know something."""
+        if self._witnessing is not None:
+            self._witnessing.take(told)
+
+    def _do_all_started(self, pids: Mapping[str, int]) -> None:
+        """The ranks of this machine."""
+        if self._witnessing is not None:
+            self._witnessing.started(pids)
+
+    def _do_one_ended(self, told: Sequence[int]) -> None:
+        """One of the ranks of this machine."""
+        if self._witnessing is not None and (text := self._witnessing.ended(*told)):
+            self._link.send({"fatal": [told[0], base64.b64encode(text).decode()]})
 
     def _do_start(self, told: dict[str, Any]) -> None:
         """Start the rank."""
@@ -211,6 +252,7 @@ class Task:
     def _do_sweep(self, told: list[float]) -> None:
         patience, kind = told
         names = kin.end_descendants(patience, kind)
+        self._end_witnessing()
         self._link.send({"swept": names})
         end = time.monotonic() + 2.0
         while self._link.waiting and not self._link.is_closed and time.monotonic() < end:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from instep.errors import RunError
 from instep.launch import kin
 from instep.launch.agents.ssh import environment
+from instep.launch.agents.watching import guard_over
 from instep.launch.command import Command, StoppedError
 from instep.launch.conduct import Conduct
 from instep.launch.local import open_standard_streams
@@ -307,8 +308,7 @@ class _Start:
             going_on=wish.going_on,
         )
         run.say(run.reporter.teller.start(plan, port, run.folder))
-        if plan.guard != "off" and plan.world_size > 1:
-            run.say([run.reporter.teller.note(f"{_UNWATCHED} by {self._starter.title}")])
+        folders = self._let_watch(run)
         servers = self._command.servers(self._parts, run.folder / "log" / f"{self._starter.name}.txt")
         for server, node in zip(servers, plan.nodes, strict=True):
             server.start(
@@ -327,14 +327,30 @@ class _Start:
                         **node.variables,
                         "INSTEP_RUN": str(run.folder.absolute()),
                         "INSTEP_JOB": run.record.job,
+                        **({"INSTEP_GUARD": folders[server.ranks[0]]} if folders else {}),
                     },
                 }
             )
-        job = run.watch(servers, self._signals)
-        return run, job
+        guarding = guard_over(run, servers) if folders else None
+        try:
+            return run, run.watch(servers, self._signals, guarding)
+        finally:
+            if guarding is not None:
+                guarding.close()
 
-
-_UNWATCHED = "the guard watches scripts that call instep.init(guard=True), and no others, where the ranks are started"
+    def _let_watch(self, run: Conduct) -> dict[int, str]:
+        """Have one task on each machine see its ranks for the guard; by its rank, the folder for their records."""
+        plan = run.plan
+        if plan.guard == "off" or plan.world_size == 1:
+            return {}
+        asked = {node.place.first_rank: {"place": asdict(node.place), "host": node.name} for node in plan.nodes}
+        said = self._command.ask("watch", asked, self._signals)
+        whys = [f"{plan.node_of(rank).host}: {one['why']}" for rank, one in said.items() if "why" in one]
+        if whys:
+            teller = run.reporter.teller
+            run.say([teller.note(f"the ranks are not watched: no folder for their records ({'; '.join(whys)})")])
+            return {}
+        return {rank: one["folder"] for rank, one in said.items()}
 
 
 def _say(lines: Sequence[str]) -> None:

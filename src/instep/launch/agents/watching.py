@@ -2,22 +2,38 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from instep.guard.nodes import LostError, Remote
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from instep.launch.agents.remote import RemoteServer
     from instep.launch.conduct import Conduct
     from instep.launch.guarding import Guarding
+
+
+class Seen(Protocol):
+    """One machine's ranks, with a witness beside them."""
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether nobody is there any more."""
+
+    def descriptors(self) -> Sequence[int]:
+        """Readable when there is something to hear."""
+
+    def ask_guard(self, told: Sequence[Any]) -> None:
+        """Tell the witness something."""
+
+    def take_guard(self) -> list[Sequence[Any]]:
+        """What the witness has said; all that comes besides waits."""
 
 
 class _Line:
     """Messages between the watch and a witness, on the agent's own connection."""
 
-    def __init__(self, server: RemoteServer, restart: int) -> None:
+    def __init__(self, server: Seen, restart: int) -> None:
         self._server, self._restart = server, restart
 
     def fileno(self) -> int:
@@ -44,7 +60,7 @@ class _Line:
         """The connection is the job's."""
 
 
-def guard_over(run: Conduct, servers: Sequence[RemoteServer]) -> Guarding | None:
+def guard_over(run: Conduct, servers: Sequence[Seen]) -> Guarding | None:
     """The guard of a round; None where there is none.
 
     Args:

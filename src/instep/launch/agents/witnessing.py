@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from instep.guard import storage
 from instep.guard.folders import make_folder
@@ -16,10 +16,20 @@ from instep.runs import exit_code_of
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from instep.launch.agents.channel import Channel
     from instep.launch.place import Place
 
 _BACKLOG = 1 << 18  # bytes: a launcher that takes nothing (Ctrl-Z) is told nothing new
+
+
+class Launcher(Protocol):
+    """The connection to it."""
+
+    @property
+    def waiting(self) -> int:
+        """Bytes that are still to be sent."""
+
+    def send(self, message: Mapping[str, Any], /) -> None:
+        """Send a message."""
 
 
 class Witnessing:
@@ -31,7 +41,7 @@ class Witnessing:
 
     """
 
-    def __init__(self, place: Place, host: str, restart: int, channel: Channel) -> None:
+    def __init__(self, place: Place, host: str, restart: int, channel: Launcher) -> None:
         """Make the folder; the ranks are not there yet.
 
         Raises:
