@@ -7,10 +7,18 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests import needs
-from tests.cluster import machines
+from tests.cluster import faults, machines
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """The table of faults, where any was tried."""
+    if found := faults.lines():
+        terminalreporter.section("faults")
+        for line in found:
+            terminalreporter.write_line(line)
 
 
 @pytest.fixture(scope="session")

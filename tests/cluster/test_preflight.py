@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import instep
+from tests.cluster import faults
 from tests.cluster.ssh_jobs import options
 from tests.launch.jobs import Place
 
@@ -65,8 +66,10 @@ def over(sandbox: Sandbox, node: str, source: Path, target: Path) -> Iterator[No
         sandbox.exec(node, ["umount", target]).ok()
 
 
-def refused(result: Result, place: Place) -> str:
-    """The error; nothing was started, and nothing is left."""
+def refused(result: Result, place: Place, what: str = "") -> str:
+    """The error; nothing was started, and nothing is left. With `what` was done it comes into the table of faults."""
+    if what:
+        faults.note(what, result.seconds, result.rc, result.err)
     assert result.rc == 2, str(result)
     assert result.out == ""
     assert "Traceback" not in result.err
@@ -91,7 +94,7 @@ def test_another_torch_on_one_machine(sandbox: Sandbox, place: Place) -> None:
     other = place.path / "METADATA"
     other.write_text(re.sub(r"(?m)^Version: .*$", "Version: 2.12.0", metadata.read_text(), count=1))
     with over(sandbox, "n2", other, metadata):
-        err = refused(place.run(*options(sandbox), "hello.py"), place)
+        err = refused(place.run(*options(sandbox), "hello.py"), place, "another torch on one machine")
         assert refused(place.run(*options(sandbox), "--dry-run", "hello.py"), place) == err
     assert row(err, "torch") == [torch.__version__, "2.12.0 ✗", torch.__version__]
     assert "on n2:" in err
@@ -113,7 +116,7 @@ def test_another_instep_on_one_machine(sandbox: Sandbox, place: Place) -> None:
 
 
 def test_a_folder_that_is_not_shared(sandbox: Sandbox, lonely: Place) -> None:
-    err = refused(lonely.run(*options(sandbox), "hello.py"), lonely)
+    err = refused(lonely.run(*options(sandbox), "hello.py"), lonely, "script and folder missing on the others")
     assert row(err, "folder") == ["missing ✗"] * 3
     assert row(err, "script") == ["missing ✗"] * 3
     assert row(err, "runs folder") == ["not shared ✗"] * 3
@@ -198,7 +201,8 @@ def test_names_on_the_loopback_and_a_bridge_that_all_have(sandbox: Sandbox, plac
     try:
         assert sandbox.exec("n1", ["getent", "hosts", "n1"]).ok().out.startswith("127.0.1.1")
         found = meeting_of(place.run(*options(sandbox), "--dry-run", "--json", "hello.py"))
-        place.run(*options(sandbox), "hello.py").ok()
+        result = place.run(*options(sandbox), "hello.py").ok()
+        faults.note("name on 127.0.1.1, docker0 on all", result.seconds, result.rc, result.err)
     finally:
         for node in sandbox.nodes:
             sandbox.exec(node, ["sh", "-c", "cat /etc/hosts.was > /etc/hosts; ip link del docker0"], cwd="/").ok()
@@ -212,7 +216,7 @@ def test_a_firewall_before_the_first_machine(sandbox: Sandbox, place: Place) -> 
     rules = f"nft add table inet t; nft 'add chain inet t c {chain}'; nft add rule inet t c tcp dport 20000-29499 drop"
     sandbox.exec("n1", ["sh", "-ec", rules], cwd="/").ok()
     try:
-        err = refused(place.run(*options(sandbox), "hello.py"), place)
+        err = refused(place.run(*options(sandbox), "hello.py"), place, "a firewall before the first machine")
     finally:
         sandbox.exec("n1", ["nft", "delete", "table", "inet", "t"], cwd="/").ok()
     assert "the machines do not all reach n1, where the ranks were to meet" in err
