@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup vision demo test test-tools lint guard-table bench-startup bench-launch bench-overhead bench-checkpoint bench-guard clean
+.PHONY: help setup vision demo test test-tools lint guard-table test-cluster bench-startup bench-launch bench-overhead bench-checkpoint bench-guard clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -31,7 +31,10 @@ demo: setup ## train a small ResNet on real images, on two ranks of this machine
 
 test: ## lint, then all tests (what cannot run on this machine is skipped, and says why)
 	$(MAKE) --jobs=3 --output-sync=target lint test-tools vision
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	scripts/run-tests $(BIN)/python $(PYTEST_ARGS)
+
+test-cluster: test-tools ## of the tests those on real machines: they make a practice cluster, and end with the table of faults
+	$(BIN)/python -m pytest tests/sandbox tests/cluster $(PYTEST_ARGS)
 
 test-tools: setup ## install the real launchers that the tests start: Slurm, Open MPI, MPICH
 	scripts/install-test-tools $(BIN)/python

@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from tests import harness
+from tests import faults, harness
 
 
 def pytest_configure() -> None:
@@ -16,6 +16,14 @@ def pytest_configure() -> None:
     for number in (signal.SIGHUP, signal.SIGQUIT):
         if signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, signal.SIG_DFL)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """The table of faults, where any was tried."""
+    if found := faults.lines():
+        terminalreporter.section("faults")
+        for line in found:
+            terminalreporter.write_line(line)
 
 
 @pytest.fixture(autouse=True)

@@ -7,18 +7,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests import needs
-from tests.cluster import faults, machines
+from tests.cluster import machines
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """The table of faults, where any was tried."""
-    if found := faults.lines():
-        terminalreporter.section("faults")
-        for line in found:
-            terminalreporter.write_line(line)
 
 
 @pytest.fixture(scope="session")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import instep
-from tests.cluster import faults
+from tests import faults
 from tests.cluster.ssh_jobs import options
 from tests.launch.jobs import Place
 

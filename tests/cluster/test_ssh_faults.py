@@ -8,7 +8,7 @@ import signal
 import time
 from typing import TYPE_CHECKING
 
-from tests.cluster import faults
+from tests import faults
 from tests.cluster.ssh_jobs import WAIT, WITHIN_S, agent_of, options, place_on, processes, ready, seconds_until_gone
 
 if TYPE_CHECKING:
