@@ -188,11 +188,11 @@ def test_two_jobs_on_the_same_machines(sandbox: Sandbox) -> None:
 def test_ctrl_z_and_on_again(sandbox: Sandbox) -> None:
     """The agents do not take the silence of a stopped launcher for its end."""
     place = place_on(sandbox)
-    place.write("train.py", WAIT.replace("600", "11"))
+    place.write("train.py", WAIT.replace("600", "8.5"))
     with place.started(*options(sandbox), "train.py") as run:
         job = ready(run, 3)
         run.signal(signal.SIGTSTP)
-        time.sleep(8)
+        time.sleep(7)
         assert {process.host for process in processes(job)} != set()
         assert len([one for one in processes(job) if "zygote.py" in one.words]) >= 6  # fork servers and ranks
         run.signal(signal.SIGCONT)
