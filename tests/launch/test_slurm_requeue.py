@@ -69,16 +69,19 @@ def test_what_squeue_prints() -> None:
             row("14", "RUNNING", "2026-11-29T20:50:22", "0", "0", "2026-11-29T20:51:29", "n1", "n1"),
             row("15", "FAILED", "N/A", "0", "19200", "2026-11-29T20:51:29", "n1", "(NonZeroExitCode)"),
             row("16", "CANCELLED", "N/A", "0", "9", "2026-11-29T20:51:29", "n1", "n1"),
+            row("17", "FAILED", "N/A", "0", "127:0", "2026-11-29T20:51:29", "n1", "n1"),  # as Slurm 24.11 has it
+            row("18", "CANCELLED", "N/A", "0", "0:15", "2026-11-29T20:51:29", "n1", "n1"),
             "",
         ]
     )
-    running, waiting, preempted, failed, killed = state.parse(text)
+    running, waiting, preempted, failed, killed, without, ended = state.parse(text)
     assert running == JobState("12", "RUNNING", restarts=1, start="2026-11-29T20:51:29", nodes="n[1-2]")
     assert waiting == JobState("13_2", "PENDING", reason="JobArrayTaskLimit")
     assert (waiting.task, running.task) == ("2", "")
     assert preempted.is_preempted
     assert (failed.status, failed.is_over) == (75, True)
     assert (killed.status, killed.is_over) == (-KILL, True)
+    assert (without.status, ended.status) == (127, -TERM)
     assert not running.is_over
 
 

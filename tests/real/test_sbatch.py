@@ -90,7 +90,7 @@ class Place:
         return self.cluster.run(argv, cwd=self.path, limit_s=60)
 
     def wait_for(self, what: Callable[[], object]) -> None:
-        deadline = time.monotonic() + LIMIT_S
+        deadline = time.monotonic() + LIMIT_S / 2
         while not what():
             assert time.monotonic() < deadline, "it did not come"
             time.sleep(0.1)
@@ -236,12 +236,28 @@ def forgotten(place: Place) -> Result:
 
 
 def preempted(place: Place) -> Result:
-    """An urgent job takes the only machine for a while."""
+    """An urgent job takes its machine for a while."""
+    return driven_out(place, "n1", "count.py", "more", 0)
+
+
+def preempted_without_saving(place: Place) -> Result:
+    script = """
+        import os, time
+        from pathlib import Path
+        Path("runs.now").touch()
+        time.sleep(0 if os.environ.get("SLURM_RESTART_COUNT") else 60)
+        """
+    place.write("waits.py", script)
+    return driven_out(place, "n2", "waits.py")
+
+
+def driven_out(place: Place, node: str, *words: object) -> Result:
     with ThreadPoolExecutor() as pool:
-        words = ["--slurm", "--partition=train", "--slurm", "--exclusive", "-n", 2]
-        result = pool.submit(place.instep, *words, "--name", "job", "--follow", "count.py", "more", 0)
+        options = ["--hosts", node, "-n", 2, "--slurm", "--partition=train", "--slurm", "--exclusive"]
+        result = pool.submit(place.instep, *options, "--name", "job", "--follow", *words)
         place.wait_for(place.begun)
-        place.run("sbatch", "--partition=urgent", "--exclusive", "--output=/dev/null", "--wrap", "sleep 1").ok()
+        urgent = ["sbatch", "--partition=urgent", "--exclusive", f"--nodelist={node}", "--output=/dev/null"]
+        place.run(*urgent, "--wrap", "sleep 1").ok()
         return result.result()
 
 
@@ -263,7 +279,7 @@ TRAIN = """
         return torch.nn.Sequential(torch.nn.Linear(1, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
 
     trainer = instep.Trainer(
-        net, lambda model: torch.optim.AdamW(model.parameters(), lr=0.01), data, loss=mse_loss, global_batch=8,
+        net, lambda weights: torch.optim.AdamW(weights, lr=0.01), data, loss=mse_loss, global_batch=8,
         epochs=8, callbacks=[tell], checkpoint=sys.argv[1], resume="auto",
     )
     end = trainer.fit()
@@ -317,14 +333,16 @@ def jobs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Jobs]:
     with ExitStack() as at_end:
         calm = at_end.enter_context(slurm.cluster(cpus=16, extra=SOON, requeue_s=5))
         asking = at_end.enter_context(slurm.cluster(["n1"], extra=SOON + PREEMPTION + USER_SIGNAL, requeue_s=5))
-        plain = at_end.enter_context(slurm.cluster(["n1"], extra=SOON + PREEMPTION, requeue_s=5))
-        pool = at_end.enter_context(ThreadPoolExecutor(len(CALM) + 2))
+        plain = at_end.enter_context(slurm.cluster(extra=SOON + PREEMPTION, requeue_s=5))
+        pool = at_end.enter_context(ThreadPoolExecutor(len(CALM) + 3))
         found = Jobs({}, {})
         # Those that take the longest are begun first.
         order = sorted(CALM.items(), key=lambda item: item[0] not in {"time_limit", "trains"})
         starts = [*order[:1], ("preempted", preempted), ("preempted plainly", preempted), *order[1:]]
+        starts.append(("preempted without saving", preempted_without_saving))
         for name, start in starts:
-            cluster = {"preempted": asking, "preempted plainly": plain}.get(name, calm)
+            others = {"preempted": asking, "preempted plainly": plain, "preempted without saving": plain}
+            cluster = others.get(name, calm)
             # A relative path in a file of the user's own is below the working folder, whose % Slurm replaces.
             found.places[name] = Place((root if name == "by_hand" else odd) / name, cluster)
             found.results[name] = pool.submit(start, found.places[name])
@@ -430,6 +448,13 @@ def test_preemption_saves_and_the_job_goes_on(jobs: Jobs, name: str, number: str
     record = place.record()
     assert (record["outcome"], record["requeues"]) == ("finished", 1)
     assert result.out.count("↻ requeued") == 1
+
+
+def test_preemption_of_a_program_that_does_not_save_has_it_begin_anew(jobs: Jobs) -> None:
+    place, result = jobs["preempted without saving"]
+    result.ok()
+    assert "has not said that it saved (exit code 75)" in result.out
+    assert (place.record()["outcome"], place.record()["requeues"]) == ("finished", 1)
 
 
 def test_what_is_cancelled_stays_cancelled(jobs: Jobs) -> None:
