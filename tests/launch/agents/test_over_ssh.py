@@ -315,3 +315,21 @@ def test_the_launcher_is_killed_before_the_ranks_are_there(
         time.sleep(delay)
         launcher.send_signal(signal.SIGKILL)
         assert marked(job, wait_s=10) == ()
+
+
+def test_a_configuration_that_is_made_for_logins(machines: Machines, place: Place) -> None:
+    """Forwarded ports, a command, a terminal, connections that are kept: none of them is in the way, or is left."""
+    config = place.write("config", f"""\
+        Host n2
+            LocalForward 9999 localhost:22
+            ExitOnForwardFailure yes
+            RemoteCommand bash -l
+            RequestTTY force
+            ControlMaster auto
+            ControlPath {place.path}/kept-%h
+            ControlPersist 5m
+    """)  # fmt: skip
+    config.write_text(config.read_text() + machines.ssh_config.read_text())
+    place.write("train.py", SAY)
+    machines.run(place, "train.py", names=("n2", "n1"), config=config).ok()
+    assert not list(place.path.glob("kept-*"))

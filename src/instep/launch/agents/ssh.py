@@ -30,6 +30,8 @@ _OPTIONS = {
     "ControlMaster": "no",  # a connection that is there already may be used; none is left behind
     "ForwardX11": "no",
     "ForwardAgent": "no",
+    "ClearAllForwardings": "yes",  # what a user's configuration forwards is for logins
+    "RemoteCommand": "none",
     "RequestTTY": "no",
     "LogLevel": "ERROR",  # no banner
 }
