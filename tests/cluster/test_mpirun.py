@@ -233,8 +233,8 @@ def test_a_machine_that_ssh_cannot_reach(sandbox: Sandbox, program: str) -> None
     argv = [INSTEP, "run", "--hosts", "n1,nobody.invalid", "--via", "mpirun", "--mpirun", program, "train.py"]
     result = sandbox.exec("n1", argv, cwd=place.path)
     assert result.rc == 2, str(result)
-    assert "did not start the ranks" in result.err
-    assert "nobody.invalid" in result.err
+    assert "✗ there is no machine named nobody.invalid" in result.err
+    assert result.seconds < 10
     assert not place.runs
     assert not processes(sandbox)
 

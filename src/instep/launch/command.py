@@ -110,6 +110,7 @@ class Command:
         name: of the program.
         words: its last lines.
         tasks: rank -> task, of those that have called.
+        on_lost: is told of a machine that is lost.
 
     """
 
@@ -138,6 +139,7 @@ class Command:
         self.name = name
         self.words: deque[str] = deque(maxlen=_WORDS)
         self.tasks: dict[int, Task] = {}
+        self.on_lost: Callable[[str], object] = lambda _: None
         self._world_size = world_size
         self._key = new_key()
         self._odd: list[str] = []  # what tasks have said that cannot be
@@ -241,8 +243,9 @@ class Command:
         return RunError(what, evidence=[*evidence, *self.last_words()])
 
     def last_words(self) -> list[str]:
-        """What the command said last, without its rulers."""
-        return [line for line in self.words if line.strip("-* ")][-_SHOWN:]
+        """What the command said, without its rulers: of much the beginning, which often has the cause, and the end."""
+        lines = [line for line in self.words if line.strip("-* ")]
+        return lines if len(lines) <= _SHOWN else [*lines[: _SHOWN // 2], "...", *lines[-_SHOWN // 2 :]]
 
     def pump(self, wait_s: float = 0.0) -> bool:
         """Take what has come; False where there was nothing."""
@@ -562,6 +565,7 @@ class TaskServer:
         if not self._is_over:
             self._is_over, self.was_lost, self.lost_at = True, True, None
             self._tell({"lost": {"status": status, "why": why}})
+            self._command.on_lost(self.host)
             for task in self._tasks:
                 self._command.hang_up(task)
 

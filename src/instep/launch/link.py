@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-SILENT_S = 6.0  # a machine that has not answered for so long is lost
+SILENT_S = 5.0  # a machine that has not answered for so long is lost
 FULL = 1 << 20  # bytes that wait to be sent: from here on the ranks' output has to wait, too
 _CHUNK = 1 << 16
 _LONGEST_GREETING = 1 << 12
@@ -44,7 +44,7 @@ class Link:
         connection.setblocking(False)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        for option, value in ((socket.TCP_KEEPIDLE, 2), (socket.TCP_KEEPINTVL, 1), (socket.TCP_KEEPCNT, 4)):
+        for option, value in ((socket.TCP_KEEPIDLE, 2), (socket.TCP_KEEPINTVL, 1), (socket.TCP_KEEPCNT, 3)):
             connection.setsockopt(socket.IPPROTO_TCP, option, value)
         self._connection = connection
         self._in = b""

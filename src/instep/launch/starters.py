@@ -9,15 +9,17 @@ import socket
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from instep.errors import RunError
-from instep.launch import errand, mpi, srun
+from instep.launch import mpi, srun
 from instep.launch.agents.several import Wish as AgentsWish, run_there
-from instep.launch.agents.ssh import Way, is_here
+from instep.launch.agents.ssh import Way, explain, is_here
+from instep.launch.agents.sweep import Sweep
 from instep.launch.preflight.facts import interfaces
 from instep.launch.task import VARIABLE
 from instep.launch.tasks import plan_tasks, run_tasks
@@ -30,7 +32,7 @@ if TYPE_CHECKING:
     from instep.launch.tasks import Wish
 
 _SSH_S = 10.0
-_SWEEP_S = 5.0
+_AT_ONCE = 64  # ssh clients
 # Needed before Python runs, and so not among what the task is told later.
 _EARLY = ("PYTHONPATH", "LD_LIBRARY_PATH", "PYTHONSAFEPATH")
 
@@ -51,14 +53,51 @@ def run_by_mpirun(request: Request, hosts: HostList, wish: Wish, *, program: str
     names = [host.name for host in hosts.hosts]
     mpi.check_names(names)
     flavour = mpi.find(program)
+    if not os.environ.get("SLURM_JOB_ID"):  # else mpirun lets srun start its daemons
+        _see_reached(hosts)
     with tempfile.TemporaryDirectory(prefix="instep-") as folder:
-        starter = Mpirun(flavour, hosts, Path(folder))
-        result = run_tasks(request, starter, [(host.name, host.slots) for host in hosts.hosts], wish)
-    if result.get("first_failure") and result["first_failure"].get("rank", 0) is None and result.get("job"):
-        # mpirun or a machine was lost: what its daemons should have ended may be there still.
-        way = Way(hosts.ssh_config, wish.python or sys.executable)
-        errand.send({"do": "end", "job": result["job"], "record": None, "grace": 0.0}, names, way, _SWEEP_S)
-    return result
+        starter = Mpirun(flavour, hosts, Path(folder), python=wish.python or sys.executable)
+        try:
+            return run_tasks(request, starter, [(host.name, host.slots) for host in hosts.hosts], wish)
+        finally:
+            for sweep in starter.sweeps:
+                sweep.wait()
+
+
+def _see_reached(hosts: HostList) -> None:
+    """Whether ssh reaches all machines without asking anybody: mpirun may wait for ever for one that it does not.
+
+    Raises:
+        RunError: it does not.
+
+    """
+    way = Way(hosts.ssh_config)
+    others = [host for host in hosts.hosts if not is_here(host)]
+
+    def attempt(host: Host) -> RunError | None:
+        argv = [*way.options(), "--", host.name, "exit 0"]
+        try:
+            done = subprocess.run(
+                argv,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                errors="replace",
+                timeout=2 * _SSH_S,
+                check=False,
+                start_new_session=True,  # ssh finds nobody to ask for a password
+            )
+        except subprocess.TimeoutExpired:
+            return explain(host.name, None, [], way)
+        except OSError as error:
+            return RunError(f"ssh cannot be started: {error.strerror}", cure="sudo apt-get install openssh-client")
+        words = [line.strip() for line in done.stderr.splitlines() if line.strip()]
+        return explain(host.name, done.returncode, words, way) if done.returncode else None
+
+    with ThreadPoolExecutor(min(len(others), _AT_ONCE) or 1) as pool:
+        for error in pool.map(attempt, others):
+            if error is not None:
+                raise error
 
 
 class Mpirun:
@@ -68,13 +107,19 @@ class Mpirun:
     port_key = ""
     limit_s: float | None = 60.0
 
-    def __init__(self, flavour: mpi.Flavour, hosts: HostList, folder: Path) -> None:
+    def __init__(self, flavour: mpi.Flavour, hosts: HostList, folder: Path, *, python: str) -> None:
         self.name, self.title = Path(flavour.program).name, flavour.title
         # Those that are named to mpirun first, see _hydra() in mpi.py.
         early = {name: os.environ[name] for name in _EARLY if os.environ.get(name)}
         self.environ: Mapping[str, str] = {**early, **os.environ}
         self._flavour = flavour
         self._network = find_network(hosts, folder)
+        self._way = Way(hosts.ssh_config, python)
+        self.sweeps: list[Sweep] = []
+
+    def lost(self, host: str, marker: str) -> None:
+        """What mpirun's daemon should have ended there may be left."""
+        self.sweeps.append(Sweep(host, marker, self._way, is_here=is_here(Host(host))))
 
     def argv(self, parts: Sequence[tuple[str, int]], command: Sequence[str]) -> list[str]:
         """The command line."""
@@ -240,6 +285,9 @@ class Srun:
         self.port_key = f"slurm {granted.job}"
         self.environ: Mapping[str, str] = srun.environ_for_srun(os.environ)
         self._granted = granted
+
+    def lost(self, host: str, marker: str) -> None:
+        """Slurm's own daemon there ends what is left."""
 
     def argv(self, parts: Sequence[tuple[str, int]], command: Sequence[str]) -> list[str]:
         """The command line."""

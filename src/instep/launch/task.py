@@ -39,6 +39,7 @@ VARIABLE = "INSTEP_TASK"
 _CONNECT_S = 10.0
 _CHUNK = 1 << 15
 _LOOK_S = 1.0
+_DAEMONS = {"orted", "prted", "hydra_pmi_proxy"}  # names are cut after 15 characters, and these are not longer
 
 
 def main() -> None:
@@ -73,6 +74,21 @@ def who(environ: Mapping[str, str]) -> dict[str, Any]:
         why = str(found.error) if found else "no variable of mpirun or srun says which rank this is"
         return {**me, "rank": -1, "why": why}
     return {**me, "rank": found.rank, "world_size": found.world_size, "local_rank": found.local_rank}
+
+
+def _end_daemon() -> None:
+    """The launcher has gone, or is out of reach: so is mpirun, but its daemon here may not notice for minutes."""
+    parent = os.getppid()
+    with suppress(OSError):
+        if Path(f"/proc/{parent}/comm").read_text().strip() not in _DAEMONS:
+            return
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            end = time.monotonic() + 1.0
+            os.kill(parent, number)
+            while os.getppid() == parent and time.monotonic() < end:
+                time.sleep(0.02)
+            if os.getppid() != parent:
+                return
 
 
 class Task:
@@ -117,6 +133,7 @@ class Task:
                 self._do_signal(number)
         kin.end_descendants(0, 0)
         self._end_witnessing()
+        _end_daemon()
         sys.exit(1)
 
     def _timeout(self) -> float:

@@ -57,6 +57,9 @@ class Starter(Protocol):
     def argv(self, parts: Sequence[tuple[str, int]], command: Sequence[str]) -> list[str]:
         """The command line that starts so many tasks on each of these machines."""
 
+    def lost(self, host: str, marker: str) -> None:
+        """A machine is lost, where processes with this marker may be left."""
+
 
 @dataclass(frozen=True)
 class Wish:
@@ -309,6 +312,7 @@ class _Start:
         )
         run.say(run.reporter.teller.start(plan, port, run.folder))
         folders = self._let_watch(run)
+        self._command.on_lost = lambda host: self._starter.lost(host, run.record.job)
         servers = self._command.servers(self._parts, run.folder / "log" / f"{self._starter.name}.txt")
         for server, node in zip(servers, plan.nodes, strict=True):
             server.start(
