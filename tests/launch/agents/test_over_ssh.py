@@ -333,3 +333,13 @@ def test_a_configuration_that_is_made_for_logins(machines: Machines, place: Plac
     place.write("train.py", SAY)
     machines.run(place, "train.py", names=("n2", "n1"), config=config).ok()
     assert not list(place.path.glob("kept-*"))
+
+
+def test_a_gate_that_lets_in_one_at_a_time(machines: Machines, place: Place) -> None:
+    """All machines behind one ssh server, which hangs up on who comes while another is at the door: they come again."""
+    place.write("train.py", SAY)
+    with machines.door(place, 0, "MaxStartups 1:100:1\n") as (config, _):
+        text = config.read_text().replace("Host n1\n", "Host gate\n    HostName n1\n    HostKeyAlias [n1]:2222\n", 1)
+        config.write_text(f"Host n1 n2 n3\n    ProxyJump gate\n{text}")
+        result = machines.run(place, "train.py", config=config).ok()
+    assert result.out == "n1 0 0 0 3 1 3 10.88.0.1 eth0\n"

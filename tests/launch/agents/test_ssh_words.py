@@ -39,7 +39,8 @@ def test_the_command() -> None:
         (1, "/opt/env/bin/python: Error while finding module specification for 'instep.launch.agents.agent' (ModuleNotFoundError: No module named 'instep')", "the Python on n1 has no instep", "pip install instep"),
         (127, "env: '/opt/env/bin/python': No such file or directory", "there is no /opt/env/bin/python on n1", "--python PATH"),
         (126, "env: '/opt/env/bin/python': Permission denied", "cannot be started", "ls -l"),
-        (255, "kex_exchange_identification: read: Connection reset by peer", "no agent could be started on n1", "ssh -F '/etc/cluster/ssh config' n1 true"),
+        (255, "kex_exchange_identification: read: Connection reset by peer", "n1, or the gate before it, hangs up", "MaxStartups"),
+        (255, "Bad configuration option: nonsense", "no agent could be started on n1", "ssh -F '/etc/cluster/ssh config' n1 true"),
         (None, "", "n1 has not answered in time", "n1 true"),
     ],
 )  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import selectors
 import sys
 import time
@@ -15,7 +16,7 @@ from instep import __version__
 from instep.errors import RunError
 from instep.launch.agents import PROTOCOL
 from instep.launch.agents.remote import Connection, Heart
-from instep.launch.agents.ssh import explain, is_here
+from instep.launch.agents.ssh import explain, is_busy, is_here
 from instep.launch.agents.sweep import Sweep
 from instep.launch.command import StoppedError
 from instep.launch.signals import ENDING, PASSED_ON
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
 HELLO_S = 20.0  # for an agent to come up: ssh gives up connecting after 10 s
 _LEAVE_S = 2.0
+_MOST_REFUSALS = 5
 _PATIENCE_S, _MORE_PATIENCE_S = 2.0, 15.0
 _ANSWERS = {"look": "facts", "listen": "listening", "reach": "reached"}
 
@@ -118,6 +120,8 @@ class Crew:
         self._signals = signals
         self._heart = heart
         self.started_at: dict[str, float] = {}
+        self._refused: dict[str, int] = {}  # how often a server was too busy
+        self._again_at: dict[str, float] = {}
 
     @property
     def is_remote(self) -> bool:
@@ -143,6 +147,7 @@ class Crew:
                 what = f"{argv[0]} cannot be started: {error.strerror}"
                 raise RunError(what, cure="sudo apt-get install openssh-client") from error
             self.connections[name] = connection
+            self._again_at.pop(name, None)
             self.started_at[name] = time.monotonic()
             connection.ask("hello", {"protocol": PROTOCOL, "host": name, **self._hello(host)})
             self._heart.connections.append(connection)
@@ -164,7 +169,8 @@ class Crew:
 
     def coming(self) -> list[str]:
         """Those that may still come up."""
-        return [name for name, one in self.connections.items() if not one.hello and not one.is_lost]
+        there = self.connections.items()
+        return [name for name, one in there if name in self._again_at or not (one.hello or one.is_lost)]
 
     def wait(self, limit_s: float) -> None:
         """Until something has come, or a little later.
@@ -176,6 +182,7 @@ class Crew:
         for name, messages in self._hear(limit_s).items():
             self._greet(name, messages)
         now = time.monotonic()
+        self.start([name for name, moment in self._again_at.items() if now >= moment])
         for name in self.coming():
             if now - self.started_at[name] > HELLO_S:
                 self._fail(name, None)
@@ -200,8 +207,14 @@ class Crew:
     def _fail(self, name: str, status: int | None) -> None:
         connection = self.connections[name]
         words = [*connection.channel.noise, *connection.words]
-        self.failures[name] = explain(name, status, words, self.way)
-        connection.lose(self.failures[name].what)
+        error = explain(name, status, words, self.way)
+        connection.lose(error.what)
+        refused = self._refused.get(name, 0)
+        if is_busy(words) and refused < _MOST_REFUSALS:
+            self._refused[name] = refused + 1
+            self._again_at[name] = time.monotonic() + random.uniform(0.2, 0.5 * 2**refused)  # noqa: S311  # no secret
+        else:
+            self.failures[name] = error
 
     # Asking
 

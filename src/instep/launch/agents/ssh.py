@@ -109,6 +109,14 @@ def _is_own_address(text: str) -> bool:
 # ---- what went wrong
 
 
+def is_busy(words: Sequence[str]) -> bool:
+    """Whether a server has hung up before it knew who calls: one that is called by many at once (MaxStartups) does.
+
+    A gate that all machines are reached through is.
+    """
+    return any("exchange_identification" in line or "Connection reset by" in line for line in words)
+
+
 _PROMPT = "check that it can be reached without a password:  {ssh} true"
 
 
@@ -184,6 +192,14 @@ _KNOWN = (
         r"Connection timed out|No route to host|Network is unreachable|Operation timed out",
         "{host} does not answer",
         "is it on, and on this network?  ping {host}",
+    ),
+    (
+        r"exchange_identification",
+        "{host}, or the gate before it, hangs up before it knows who calls",
+        (
+            "many logins at once? raise MaxStartups in /etc/ssh/sshd_config there\n"
+            "or nobody is let in: see  sudo journalctl -u ssh  there, and /etc/hosts.deny"
+        ),
     ),
     (
         r"No module named '?instep",
