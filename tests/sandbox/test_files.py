@@ -262,9 +262,10 @@ def test_what_a_virtual_machine_has_besides() -> None:
     )
     assert "Address=10.77.4.2/24" in laid["/etc/systemd/network/eth0.network"].text
     assert "Address=172.17.0.1/16" in laid["/etc/systemd/network/docker0.network"].text
-    assert "tc qdisc replace dev eth0 root tbf rate 10mbit" in laid["/etc/systemd/system/instep-rate.service"].text
+    assert "Rate=10M\n" in laid["/etc/systemd/network/eth0.network"].text
     bare = vms.files(sandbox(kind="vms"), sandbox().machines[0])
-    assert not [path for path in bare if "docker" in path or "rate" in path]
+    assert not [path for path in bare if "docker" in path]
+    assert "Rate" not in bare["/etc/systemd/network/eth0.network"].text
 
 
 def test_python_of_another_release() -> None:

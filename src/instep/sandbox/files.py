@@ -191,6 +191,8 @@ def machine(
         "/etc/ssh/ssh_known_hosts": File(known_hosts(sandbox.machines, secrets)),
         "/etc/ssh/ssh_config.d/instep.conf": File(_onward(sandbox)),
         "/etc/ssh/sshd_config.d/instep.conf": File(_server()),
+        # No machine tidies up its /tmp: folders of this host may be shown in there.
+        "/etc/tmpfiles.d/tmp.conf": File("q /tmp 1777 root root -\nq /var/tmp 1777 root root -\n"),
         f"{KEYS}/authorized_keys": File(secrets.public),
         f"{KEYS}/root": File(secrets.private, 0o600),
         **accounts(sandbox, image),

@@ -65,7 +65,7 @@ def files(sandbox: Sandbox, machine: Machine) -> dict[str, File]:
     made = {
         "/etc/fstab": File("\n".join(mounts) + "\n"),
         "/etc/systemd/network/eth0.network": File(
-            f"[Match]\nName={network.NIC}\n[Network]\nAddress={machine.address}/24\n"
+            f"[Match]\nName={network.NIC}\n[Network]\nAddress={machine.address}/24\n{_limit(sandbox.rate)}"
         ),
         f"{WANTED}/systemd-networkd.service": File(link="/lib/systemd/system/systemd-networkd.service"),
     }
@@ -77,14 +77,15 @@ def files(sandbox: Sandbox, machine: Machine) -> dict[str, File]:
         made["/etc/systemd/network/docker1.network"] = File(
             "[Match]\nName=docker1\n[Network]\nLinkLocalAddressing=no\n"
         )
-    if sandbox.rate:
-        shape = f"tc qdisc replace dev {network.NIC} {' '.join(network.shape(sandbox.rate))}"
-        made["/etc/systemd/system/instep-rate.service"] = File(
-            "[Unit]\nAfter=systemd-networkd.service\n"
-            f"[Service]\nType=oneshot\nRemainAfterExit=yes\nExecStart=/usr/sbin/{shape}\n"
-        )
-        made[f"{WANTED}/instep-rate.service"] = File(link="/etc/systemd/system/instep-rate.service")
     return made
+
+
+def _limit(rate: str) -> str:
+    """What the machine may send, as its own network manager says it; what it receives, its port limits."""
+    if not rate:
+        return ""
+    bits = rate.removesuffix("bit").upper()
+    return f"[TokenBucketFilter]\nParent=root\nRate={bits}\nBurstBytes=256K\nLatencySec=50ms\n"
 
 
 def _fstab(path: str) -> str:
