@@ -73,6 +73,7 @@ class Network:
         interface: its name on the machine where mpirun is started.
         ssh_config: handed to ``ssh -F``; None for the user's own configuration.
         ssh_program: a file that runs ssh with that configuration, for those who take a file only.
+        is_slurm: mpirun is started inside a Slurm allocation.
 
     """
 
@@ -80,6 +81,7 @@ class Network:
     interface: str = ""
     ssh_config: Path | None = None
     ssh_program: Path | None = None
+    is_slurm: bool = False
 
 
 def read_version(text: str, program: str = "mpirun") -> Flavour | None:
@@ -251,11 +253,12 @@ def _hydra(
         found.append(Flag(("-bind-to", "none"), "a rank's threads may use all cores"))
     if network.interface:
         found.append(Flag(("-iface", network.interface), "the network between the machines: not docker0"))
+    launcher = "-bootstrap" if is_intel else "-launcher"
     if network.ssh_config and network.ssh_program:
-        names_of = ("-bootstrap", "-bootstrap-exec") if is_intel else ("-launcher", "-launcher-exec")
-        found.append(
-            Flag((names_of[0], "ssh", names_of[1], str(network.ssh_program)), "how the other machines are reached")
-        )
+        words = (launcher, "ssh", f"{launcher}-exec", str(network.ssh_program))
+        found.append(Flag(words, "how the other machines are reached"))
+    elif network.is_slurm:
+        found.append(Flag((launcher, "ssh"), "not by srun, which may refuse what this mpiexec asks of it"))
     if names:
         why = "the ranks have all variables of here; their values stay off the command line"
         # Of a list Hydra 4.0 forgets, on other machines, what happens to be the last variable of its environment.

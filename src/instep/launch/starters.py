@@ -53,7 +53,9 @@ def run_by_mpirun(request: Request, hosts: HostList, wish: Wish, *, program: str
     names = [host.name for host in hosts.hosts]
     mpi.check_names(names)
     flavour = mpi.find(program)
-    if not os.environ.get("SLURM_JOB_ID"):  # else mpirun lets srun start its daemons
+    if flavour.kind == "openmpi" and os.environ.get("SLURM_JOB_ID"):  # srun starts its daemons
+        _see_slots(request, hosts)
+    else:
         _see_reached(hosts)
     with tempfile.TemporaryDirectory(prefix="instep-") as folder:
         starter = Mpirun(flavour, hosts, Path(folder), python=wish.python or sys.executable)
@@ -62,6 +64,25 @@ def run_by_mpirun(request: Request, hosts: HostList, wish: Wish, *, program: str
         finally:
             for sweep in starter.sweeps:
                 sweep.wait()
+
+
+def _see_slots(request: Request, hosts: HostList) -> None:
+    """Whether the allocation has a slot for every rank: Open MPI would start fewer ranks, and say nothing.
+
+    Raises:
+        RunError: it has not.
+
+    """
+    granted = srun.allocation(os.environ)
+    slots = dict(zip(granted.hosts, granted.tasks or (1,) * len(granted.hosts), strict=True))
+    counts = {host.name: host.slots or int(request.nproc if request.nproc.isdigit() else 1) for host in hosts.hosts}
+    if any(count > slots.get(name, 0) for name, count in counts.items()):
+        raise RunError(
+            f"job {granted.job} has not enough slots for these ranks",
+            evidence=[f"{name}: {count} ranks, {slots.get(name, 0)} slots" for name, count in counts.items()],
+            cure=f"ask Slurm for more tasks:  salloc --nodes={len(counts)} --ntasks={sum(counts.values())} ...\n"
+            "or let srun start the ranks:  --via slurm",
+        )
 
 
 def _see_reached(hosts: HostList) -> None:
@@ -155,7 +176,7 @@ def find_network(hosts: HostList, folder: Path | None = None) -> mpi.Network:
         program = folder / "ssh"
         program.write_text(f'#!/bin/sh\nexec ssh -F {shlex.quote(str(hosts.ssh_config))} "$@"\n')
         program.chmod(0o700)
-    return mpi.Network(subnet, interface, hosts.ssh_config, program)
+    return mpi.Network(subnet, interface, hosts.ssh_config, program, bool(os.environ.get("SLURM_JOB_ID")))
 
 
 def _ssh_name(name: str, ssh_config: Path | None) -> str:
