@@ -26,6 +26,19 @@ SUMS = """
     dist.destroy_process_group()
 """
 
+# Rank 2 alone skips a collective.
+OUT_OF_STEP = """
+    import torch
+    import torch.distributed as dist
+    dist.init_process_group("gloo")
+    for step in range(50):
+        loss = float("nan") if step == 5 and dist.get_rank() == 2 else 1.0
+        if loss != loss:
+            continue
+        dist.all_reduce(torch.ones(10))
+    dist.destroy_process_group()
+"""
+
 
 def processes(sandbox: Sandbox) -> list[tuple[int, str]]:
     """All processes on these machines that a run with mpirun or srun may have made."""

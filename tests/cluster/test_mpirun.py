@@ -14,7 +14,7 @@ import pytest
 
 from tests.cluster.machines import INSTEP
 from tests.cluster.ssh_jobs import WAIT, place_on, ready
-from tests.cluster.task_jobs import SUMS, WITHIN_S, command_lines, processes, seconds_until_gone
+from tests.cluster.task_jobs import OUT_OF_STEP, SUMS, WITHIN_S, command_lines, processes, seconds_until_gone
 
 if TYPE_CHECKING:
     from tests.cluster.machines import Sandbox
@@ -193,6 +193,29 @@ def test_a_machine_is_lost(sandbox: Sandbox, program: str, how: str) -> None:
         assert re.search(r"✗ (n2 is out of reach|what mpi\S+ had started on n2 for rank 1 has gone)", run.err), run.err
         assert seconds_until_gone(sandbox, begin) < WITHIN_S + 5
     assert place.record()["first_failure"]["host"] == "n2"
+
+
+def test_the_guard_watches_all_machines(sandbox: Sandbox) -> None:
+    place = place_on(sandbox, torch=True)
+    place.write("train.py", OUT_OF_STEP)
+    result = place.run(*options(sandbox, PROGRAMS[0]), "train.py")
+    assert result.rc == 86, str(result)
+    assert "rank 2 left the common path at train.py:7   if loss != loss:" in result.err
+    assert (place.runs[0] / "stacks" / "rank-2.txt").exists()
+    assert not processes(sandbox)
+
+
+def test_more_ranks_than_an_allocation_has_slots(sandbox: Sandbox) -> None:
+    """Open MPI would start two of the three, and say nothing."""
+    place = place_on(sandbox)
+    place.write("train.py", "open('ran', 'w')")
+    words = ["--via", "mpirun", "--mpirun", PROGRAMS[0], "--hosts", "n1:2,n2:1", "train.py"]
+    argv = ["salloc", "--quiet", "-N2", INSTEP, "run", *words]
+    result = sandbox.exec("n1", argv, cwd=place.path, env={"SHELL": "/bin/sh", **place.env})
+    assert result.rc == 2, str(result)
+    assert "has not enough slots for these ranks" in result.err
+    assert "n1: 2 ranks, 1 slots" in result.err
+    assert not (place.path / "ran").exists()
 
 
 @both

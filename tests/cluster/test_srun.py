@@ -15,7 +15,7 @@ import pytest
 
 from tests.cluster.machines import INSTEP
 from tests.cluster.ssh_jobs import WAIT, place_on
-from tests.cluster.task_jobs import SUMS, WITHIN_S, command_lines, processes, seconds_until_gone
+from tests.cluster.task_jobs import OUT_OF_STEP, SUMS, WITHIN_S, command_lines, processes, seconds_until_gone
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -200,6 +200,28 @@ def test_a_secret_is_on_no_command_line(sandbox: Sandbox) -> None:
         assert not [words for words in mine if "sandbox exec" not in words and " env " not in words], mine
         assert run.wait(30) == 0
     assert [(place.path / f"ready{rank}").read_text() for rank in range(3)] == ["s3cret-of-mine"] * 3
+
+
+@pytest.mark.parametrize("tasks", ["rank", "node"])
+def test_the_guard_watches_all_machines(sandbox: Sandbox, tasks: str) -> None:
+    place = place_on(sandbox, torch=True)
+    place.write("train.py", OUT_OF_STEP)
+    result = salloc(sandbox, place, "-N2 -n3", "--tasks", tasks, "train.py")
+    assert result.rc == 86, str(result)
+    assert "✗ ranks out of step" in result.err
+    assert "rank 2 left the common path at train.py:7   if loss != loss:" in result.err
+    assert (place.runs[0] / "stacks" / "rank-2.txt").exists()
+    assert not processes(sandbox)
+
+
+def test_an_agent_for_each_machine(sandbox: Sandbox) -> None:
+    place = place_on(sandbox, torch=True)
+    place.write("sums.py", SUMS)
+    result = salloc(sandbox, place, "-N3 -n4", "--tasks", "node", "--show", "all", "sums.py").ok()
+    said = sorted(re.findall(r"rank (\d+) on (n\d: [\d/]+) sum (\d+)", result.out))
+    where = ["n1: 0/2/0/3", "n1: 1/2/0/3", "n2: 0/1/1/3", "n3: 0/1/2/3"]
+    assert said == [(str(rank), one, "1111") for rank, one in enumerate(where)], str(result)
+    assert place.record()["via"] == "slurm"
 
 
 def test_two_runs_in_one_allocation(sandbox: Sandbox) -> None:

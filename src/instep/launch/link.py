@@ -216,9 +216,13 @@ def connect(
         poll.register(connection, select.POLLOUT)
     end = time.monotonic() + limit_s
     while trying and (left := end - time.monotonic()) > 0:
-        for number, _ in poll.poll(left * 1000):
-            connection, address = trying.pop(number)
+        for number, event in poll.poll(left * 1000):
+            connection, address = trying[number]
+            if event == select.POLLOUT:  # connected: the launcher speaks first, and a stranger may never do so
+                poll.modify(number, select.POLLIN)
+                continue
             poll.unregister(number)
+            del trying[number]
             link, whys[address] = _greet(connection, key, hello)
             if link:
                 for other, _ in trying.values():
