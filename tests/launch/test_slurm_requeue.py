@@ -57,6 +57,21 @@ def test_decide(stop: Stop, job: JobState | None, again: bool, words: str) -> No
     assert bool(found.line) is bool(words)
 
 
+@pytest.mark.parametrize(
+    ("stop", "job", "ended"),
+    [
+        (Stop("failed", None, TERM, 0), JobState("12", "COMPLETING"), True),
+        (Stop("failed", None, TERM, 0), JobState("12", "CANCELLED"), True),
+        (Stop("failed", None, TERM, 0), RUNNING, False),  # somebody has killed a rank
+        (Stop("failed", None, TERM, 0), None, False),
+        (Stop("failed", None, KILL, 0), JobState("12", "COMPLETING"), False),
+        (Stop("preempted", None, 0, 0), JobState("12", "COMPLETING"), False),
+    ],
+)
+def test_whether_slurm_has_ended_the_ranks(stop: Stop, job: JobState | None, ended: bool) -> None:
+    assert requeue.was_ended(stop, job) is ended
+
+
 def row(*values: str) -> str:
     return "".join(value.ljust(width) for value, width in zip(values, state._COLUMNS.values(), strict=True))
 

@@ -461,12 +461,12 @@ def test_what_is_cancelled_stays_cancelled(jobs: Jobs) -> None:
     place, result = jobs["cancelled"]
     assert result.rc == 75, result
     record = place.record()
-    assert (record["outcome"], record["signal"], record["requeues"]) == ("preempted", "SIGTERM", 0)
-    assert "not requeued: it was asked to end, by SIGTERM" in result.out
+    assert (record["outcome"], record["requeues"]) == ("preempted", 0)
+    assert "… not requeued: " in result.out
 
     place, result = jobs["cancelled_without_saving"]
     assert result.rc == 143, result
-    assert place.record()["outcome"] == "interrupted"
+    assert (place.record()["outcome"], place.record()["signal"]) == ("interrupted", "SIGTERM")
 
     place, result = jobs["cancelled_before_it_ran"]
     assert result.rc == 143, result

@@ -8,12 +8,14 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from instep.errors import InstepError, RunError
 from instep.launch.output import cannot_write
+from instep.launch.signals import ENDING, PASSED_ON
 from instep.launch.slurm import state
 from instep.launch.slurm.ending import write_end
 from instep.runs import Outcome, now
@@ -102,6 +104,12 @@ def _against(stop: Stop, job: JobState | None, most: int) -> str:
     return ""
 
 
+def was_ended(stop: Stop, job: JobState | None) -> bool:
+    """Whether Slurm has ended the ranks, by scancel or at the time limit: it tells all at once, and us perhaps last."""
+    is_killed = stop.outcome == Outcome.FAILED.value and stop.killed_by == signal.SIGTERM
+    return is_killed and job is not None and job.state not in {"RUNNING", "PENDING"}
+
+
 def in_batch(
     folder: Path, *, most: int, environ: Mapping[str, str], carry_out: Callable[[Path], dict[str, Any]]
 ) -> dict[str, Any]:
@@ -120,6 +128,9 @@ def in_batch(
         InstepError: from `carry_out`; it stands in ``run.json`` then.
 
     """
+    # A signal that comes before the ranks are watched, or after it, shall not end us without a word.
+    for number in (*ENDING, *PASSED_ON):
+        signal.signal(number, lambda *_: None)
     folder = take_up(folder, environ)
     try:
         result = carry_out(folder)
@@ -131,9 +142,6 @@ def in_batch(
     job = state.own_job(environ)
     if job is None:
         return result
-    # The next signal shall not come between the end of the run and its way back into the queue.
-    for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT):
-        signal.signal(number, signal.SIG_IGN)
     first = result.get("first_failure") or {}
     stop = Stop(
         outcome=str(result["outcome"]),
@@ -141,12 +149,25 @@ def in_batch(
         killed_by=int(first.get("signal") or 0),
         restarts=state.own_restarts(environ),
     )
-    decision = decide(stop, _own_state(job) if _matters(stop) else None, most)
+    found = _own_state(job) if _matters(stop) else None
+    if was_ended(stop, found):
+        return _interrupt(folder, result)
+    decision = decide(stop, found, most)
     if decision.line:
         print(f"{'↻' if decision.requeue else '…'} {decision.line}", file=sys.stderr, flush=True)
     if decision.requeue:
         _requeue(job)
     return result
+
+
+def _interrupt(folder: Path, result: dict[str, Any]) -> dict[str, Any]:
+    """What looks like a failing rank is the end that somebody wanted."""
+    more = {"outcome": Outcome.INTERRUPTED.value, "exit_code": 128 + signal.SIGTERM, "signal": "SIGTERM"}
+    record = read_record(folder) | more | {"first_failure": None}
+    with suppress(OSError):
+        write_whole(folder / "run.json", json.dumps(record, indent=2).encode() + b"\n")
+    print("■ interrupted: Slurm ends the job", file=sys.stderr, flush=True)
+    return {**result, **more, "first_failure": None}
 
 
 def _matters(stop: Stop) -> bool:
