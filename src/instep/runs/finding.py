@@ -67,7 +67,7 @@ def _unknown(run: str, runs: Path, verb: str, others: list[Path]) -> RunError:
             return RunError(
                 f"{run} is a file, and no run", cure=f"name the folder of a run:  instep {verb} {runs / 'NAME'}"
             )
-    names = [*_names(runs), *(folder.name for folder in others)]
+    names = [*(folder.name for folder in others), *_names(runs)]
     asked = Path(run).name
     begun = [name for name in reversed(names) if asked and name.startswith(asked)]
     near = list(dict.fromkeys([*begun, *difflib.get_close_matches(asked, names, n=3)]))[:3]
