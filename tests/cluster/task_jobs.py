@@ -40,21 +40,27 @@ OUT_OF_STEP = """
 """
 
 
-def processes(sandbox: Sandbox) -> list[tuple[int, str]]:
-    """All processes on these machines that a run with mpirun or srun may have made."""
+def everywhere(sandbox: Sandbox) -> list[tuple[int, str]]:
+    """All processes on these machines: by this host's count, and their command lines."""
     found = []
+    own = Path("/").stat()
     for entry in os.scandir("/proc"):
         if not entry.name.isdigit():
             continue
         try:
             words = Path(entry.path, "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
             is_there = Path(f"{entry.path}/root{sandbox.share}").exists()
-            is_elsewhere = Path(entry.path, "ns", "uts").readlink() != Path("/proc/self/ns/uts").readlink()
+            root = Path(entry.path, "root").stat()
         except OSError:
             continue
-        if is_there and is_elsewhere and any(word in words for word in _OURS):
+        if is_there and (root.st_dev, root.st_ino) != (own.st_dev, own.st_ino):
             found.append((int(entry.name), words))
     return found
+
+
+def processes(sandbox: Sandbox) -> list[tuple[int, str]]:
+    """Those that a run with mpirun or srun may have made."""
+    return [(pid, words) for pid, words in everywhere(sandbox) if any(word in words for word in _OURS)]
 
 
 def seconds_until_gone(sandbox: Sandbox, begin: float) -> float:
@@ -67,13 +73,7 @@ def seconds_until_gone(sandbox: Sandbox, begin: float) -> float:
 
 
 def command_lines(sandbox: Sandbox) -> list[str]:
-    """Those of all processes on these machines and of this one."""
-    found = []
-    for entry in os.scandir("/proc"):
-        if entry.name.isdigit():
-            try:
-                found.append(Path(entry.path, "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace"))
-            except OSError:
-                continue
+    """Those of all processes on these machines."""
+    found = [words for _, words in everywhere(sandbox)]
     assert any("instep.launch.task" in words for words in found), found
     return found

@@ -8,14 +8,22 @@ import signal
 import subprocess
 import time
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+from tests import faults
 from tests.cluster.machines import INSTEP
 from tests.cluster.ssh_jobs import WAIT, place_on
-from tests.cluster.task_jobs import OUT_OF_STEP, SUMS, WITHIN_S, command_lines, processes, seconds_until_gone
+from tests.cluster.task_jobs import (
+    OUT_OF_STEP,
+    SUMS,
+    WITHIN_S,
+    command_lines,
+    everywhere,
+    processes,
+    seconds_until_gone,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -62,20 +70,15 @@ def wait_for(place: Place, ranks: int, limit_s: float = 30.0) -> None:
 
 
 def pid_of(pattern: str, sandbox: Sandbox) -> int:
-    """The one process on these machines whose command line is like this, by this host's count."""
-    found = []
-    for entry in os.scandir("/proc"):
-        if entry.name.isdigit():
-            try:
-                words = Path(entry.path, "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-                is_there = Path(f"{entry.path}/root{sandbox.share}").exists()
-                is_elsewhere = Path(entry.path, "ns", "uts").readlink() != Path("/proc/self/ns/uts").readlink()
-            except OSError:
-                continue
-            if is_there and is_elsewhere and re.match(pattern, words):
-                found.append((int(entry.name), words))
-    (pid,) = [pid for pid, _ in sorted(found)][:1]
-    return pid
+    """The first process on these machines whose command line is like this."""
+    return min(pid for pid, words in everywhere(sandbox) if re.match(pattern, words))
+
+
+def note(what: str, sandbox: Sandbox, begin: float, code: int, place: Place) -> None:
+    """A line of the table of faults."""
+    seconds = seconds_until_gone(sandbox, begin)
+    faults.note(what, seconds, code, (place.path / "err.txt").read_text())
+    assert seconds < WITHIN_S
 
 
 @pytest.mark.parametrize(
@@ -129,7 +132,7 @@ def test_a_rank_that_is_killed(sandbox: Sandbox) -> None:
         begin = time.monotonic()
         os.kill(pid_of(r"\S+ \S+single\.py \d+ 2 train\.py", sandbox), signal.SIGKILL)
         assert run.wait(30) == 137
-        assert seconds_until_gone(sandbox, begin) < WITHIN_S
+        note("srun: rank killed", sandbox, begin, 137, place)
     assert "✗ rank 2 on n3 failed: killed by signal 9 (SIGKILL)" in (place.path / "err.txt").read_text()
 
 
@@ -142,7 +145,7 @@ def test_the_launcher_is_asked_to_end(sandbox: Sandbox, number: signal.Signals) 
         begin = time.monotonic()
         os.kill(pid_of(r"\S+python\S* \S+instep run train\.py", sandbox), number)
         assert run.wait(30) == 128 + number
-        assert seconds_until_gone(sandbox, begin) < WITHIN_S
+        note(f"srun: {number.name} to the launcher", sandbox, begin, 128 + number, place)
     assert f"■ {number.name}: passed on to the 3 ranks" in (place.path / "err.txt").read_text()
     assert place.record()["outcome"] == "interrupted"
 
@@ -154,7 +157,7 @@ def test_the_launcher_is_killed(sandbox: Sandbox) -> None:
         wait_for(place, 3)
         begin = time.monotonic()
         os.kill(pid_of(r"\S+python\S* \S+instep run train\.py", sandbox), signal.SIGKILL)
-        assert seconds_until_gone(sandbox, begin) < WITHIN_S
+        note("srun: launcher killed", sandbox, begin, 137, place)
         run.wait(30)
 
 
@@ -166,7 +169,7 @@ def test_srun_is_killed(sandbox: Sandbox) -> None:
         begin = time.monotonic()
         os.kill(pid_of(r"srun --ntasks=3", sandbox), signal.SIGKILL)
         assert run.wait(30) == 137
-        assert seconds_until_gone(sandbox, begin) < WITHIN_S
+        note("srun killed", sandbox, begin, 137, place)
     assert "✗ srun was killed by signal 9 (SIGKILL), and the ranks with it" in (place.path / "err.txt").read_text()
 
 
@@ -178,7 +181,7 @@ def test_a_machine_loses_its_network(sandbox: Sandbox) -> None:
         begin = time.monotonic()
         sandbox.cut("n3")
         assert run.wait(40) == 1
-        assert seconds_until_gone(sandbox, begin) < WITHIN_S + 5
+        note("srun: network of a machine", sandbox, begin, 1, place)
     assert "✗ n3 is out of reach" in (place.path / "err.txt").read_text()
 
 
@@ -189,8 +192,7 @@ def test_a_secret_is_on_no_command_line(sandbox: Sandbox) -> None:
         "train.py",
         """
         import os, time
-        from pathlib import Path
-        Path("ready" + os.environ["RANK"]).write_text(os.environ["MY_TOKEN"])
+                Path("ready" + os.environ["RANK"]).write_text(os.environ["MY_TOKEN"])
         time.sleep(2)
         """,
     )

@@ -8,7 +8,7 @@ import signal
 import socket
 import threading
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -169,7 +169,7 @@ def listening() -> Iterator[socket.socket]:
         yield server
 
 
-def serve(server: socket.socket, key: str, heard: list[object]) -> threading.Thread:
+def serve(server: socket.socket, key: str, heard: list[Any]) -> threading.Thread:
     """The launcher's part, for one that calls."""
 
     def answer() -> None:
@@ -190,14 +190,15 @@ def serve(server: socket.socket, key: str, heard: list[object]) -> threading.Thr
 
 @pytest.mark.parametrize("is_right", [True, False])
 def test_only_who_knows_the_key_is_heard(listening: socket.socket, is_right: bool) -> None:
-    key, heard = new_key(), []
+    key = new_key()
+    heard: list[Any] = []
     thread = serve(listening, key, heard)
     port = listening.getsockname()[1]
     link, whys = connect([("127.0.0.1", port)], key if is_right else new_key(), {"rank": 3}, 5.0)
     thread.join()
     if is_right:
         assert isinstance(link, Link)
-        assert heard[0]["rank"] == 3  # type: ignore[index]
+        assert heard[0]["rank"] == 3
         link.close()
     else:
         assert (link, heard) == (None, [None])
@@ -213,7 +214,8 @@ def test_nobody_there() -> None:
 
 def test_a_stranger_that_says_nothing_does_not_keep_the_others(listening: socket.socket) -> None:
     """Two addresses: at one somebody else listens, and is silent; the other is the launcher's."""
-    key, heard = new_key(), []
+    key = new_key()
+    heard: list[Any] = []
     with socket.create_server(("127.0.0.2", listening.getsockname()[1])):
         thread = serve(listening, key, heard)
         begin = time.monotonic()

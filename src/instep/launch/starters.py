@@ -135,6 +135,7 @@ class Mpirun:
         self.environ: Mapping[str, str] = {**early, **os.environ}
         self._flavour = flavour
         self._network = find_network(hosts, folder)
+        self.ssh_config = hosts.ssh_config
         self._way = Way(hosts.ssh_config, python)
         self.sweeps: list[Sweep] = []
 
@@ -299,6 +300,7 @@ class Srun:
 
     name, title, via = "srun", "srun", "slurm"
     limit_s: float | None = None
+    ssh_config: Path | None = None
 
     def __init__(self, granted: srun.Allocation) -> None:
         # Stable over requeues: what is written down about the port stays true. A former life that still holds it is

@@ -42,6 +42,7 @@ class Starter(Protocol):
         title: with its version.
         via: "mpirun" or "slurm".
         port_key: see :class:`instep.launch.preflight.meeting.Listener`.
+        ssh_config: what ssh is given for these machines; None for the user's own.
         limit_s: how long its tasks may take to call; None: as long as it lives.
         environ: what the program is started with.
 
@@ -51,6 +52,7 @@ class Starter(Protocol):
     title: str
     via: str
     port_key: str
+    ssh_config: Path | None
     limit_s: float | None
     environ: Mapping[str, str]
 
@@ -310,6 +312,7 @@ class _Start:
             stdout=wish.stdout,
             going_on=wish.going_on,
         )
+        run.record.ssh_config = str(self._starter.ssh_config) if self._starter.ssh_config else None
         run.say(run.reporter.teller.start(plan, port, run.folder))
         folders = self._let_watch(run)
         self._command.on_lost = lambda host: self._starter.lost(host, run.record.job)
