@@ -192,7 +192,8 @@ def test_a_secret_is_on_no_command_line(sandbox: Sandbox) -> None:
         "train.py",
         """
         import os, time
-                Path("ready" + os.environ["RANK"]).write_text(os.environ["MY_TOKEN"])
+        from pathlib import Path
+        Path("ready" + os.environ["RANK"]).write_text(os.environ["MY_TOKEN"])
         time.sleep(2)
         """,
     )

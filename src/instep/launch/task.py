@@ -217,14 +217,13 @@ class Task:
         """Start the rank."""
         if self._listener is not None:
             self._listener.release()  # the port stays reserved
-        place = Place(**told["place"])
         near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         (out, out_end), (err, err_end) = os.pipe(), os.pipe()
         job = Job(
             kind=told["kind"],
             name=told["name"],
             arguments=tuple(told["arguments"]),
-            place=place,
+            place=Place(**told["place"]),
             port=told["port"],
             marker=told["marker"],
             folder=told["folder"],
@@ -232,17 +231,8 @@ class Task:
             outputs=((out_end, err_end),),
             most_files=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
         )
-        words = (["-m"] if job.kind == "module" else []) + [job.name, *job.arguments]
-        program = str(Path(__file__).with_name("single.py"))
-        os.set_inheritable(far.fileno(), True)
         try:
-            self._rank = subprocess.Popen(
-                [sys.executable, program, str(far.fileno()), str(told["rank"]), *words],
-                stdin=subprocess.DEVNULL,
-                env={**os.environ, **told["environ"]},
-                cwd=told["cwd"],
-                close_fds=False,  # MPICH and Slurm leave a descriptor for MPI; all of ours are closed by exec
-            )
+            self._rank = _start(job, told, far)
         except OSError as error:
             self._link.send({"failed": f"the rank cannot be started: {error}"})
             return
@@ -323,6 +313,25 @@ class Task:
                     while source in self._outputs and self._pass_on(source):
                         pass
                 self._link.send({"ended": [status, now]})
+
+
+def _start(job: Job, told: Mapping[str, Any], control: socket.socket) -> subprocess.Popen[bytes]:
+    """Start the process that becomes the rank.
+
+    Raises:
+        OSError: it cannot be started.
+
+    """
+    switch = ["-m"] if job.kind == "module" else []
+    program = str(Path(__file__).with_name("single.py"))
+    os.set_inheritable(control.fileno(), True)
+    return subprocess.Popen(
+        [sys.executable, program, str(control.fileno()), str(told["rank"]), *switch, job.name, *job.arguments],
+        stdin=subprocess.DEVNULL,
+        env={**os.environ, **told["environ"]},
+        cwd=told["cwd"],
+        close_fds=False,  # MPICH and Slurm leave a descriptor for MPI; all of ours are closed by exec
+    )
 
 
 if __name__ == "__main__":
