@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -185,12 +185,12 @@ def test_a_task_of_an_array_has_a_folder_of_its_own(tmp_path: Path) -> None:
     assert (tmp_path / "x-2" / "log").is_dir()
 
 
-def read(folder: Path) -> dict[str, object]:
-    found: dict[str, object] = json.loads((folder / "run.json").read_text())
+def read(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / "run.json").read_text())
     return found
 
 
-def write(folder: Path, record: dict[str, object]) -> None:
+def write(folder: Path, record: dict[str, Any]) -> None:
     (folder / "run.json").write_text(json.dumps(record))
 
 
