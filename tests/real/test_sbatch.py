@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from tests.real.slurm import Cluster
 
 LIMIT_S = 150
-SOON = "SchedulerParameters=sched_interval=2,sched_min_interval=100000\nMinJobAge=2\n"
+SOON = "SchedulerParameters=sched_interval=2,sched_min_interval=100000\nMinJobAge=12\n"
 PREEMPTION = """
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
