@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from instep.launch.reading import Reader
+from instep.launch.registry.reading import Reader
 from instep.runs import launcher
 from tests.cli.machines import INSTEP, write_record
 from tests.commands import Result, run_command

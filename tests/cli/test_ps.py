@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import pytest
 
-from instep.launch.registry import join
-from instep.launch.sightings import Sighting
+from instep.launch.registry.known import join
+from instep.launch.registry.sightings import Sighting
 from instep.runs import launcher
 from tests.cli.machines import INSTEP, write_record
 from tests.commands import Result, run_command

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 
-from instep.launch import ending
+from instep.launch.registry import ending
 from instep.runs import launcher
 from tests.cli.machines import INSTEP, write_record
 from tests.commands import Result, run_command

@@ -11,7 +11,16 @@ if TYPE_CHECKING:
     from tests.cluster.machines import Sandbox
 
 WITHIN_S = 10.0  # so long may anything of a job be left anywhere
-_OURS = ("instep.launch.task", "launch/single.py", "orted", "prted", "hydra_pmi_proxy", "mpirun", "mpiexec", "prterun")
+_OURS = (
+    "instep.launch.tasks.task",
+    "tasks/single.py",
+    "orted",
+    "prted",
+    "hydra_pmi_proxy",
+    "mpirun",
+    "mpiexec",
+    "prterun",
+)
 
 # All ranks meet and say a sum that they can only know together.
 SUMS = """
@@ -75,5 +84,5 @@ def seconds_until_gone(sandbox: Sandbox, begin: float) -> float:
 def command_lines(sandbox: Sandbox) -> list[str]:
     """Those of all processes on these machines."""
     found = [words for _, words in everywhere(sandbox)]
-    assert any("instep.launch.task" in words for words in found), found
+    assert any("instep.launch.tasks.task" in words for words in found), found
     return found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from instep.launch.failure import LONG_WINDOW, WINDOW, Event, decide_at, event_of_end, first_failure, headline
+from instep.launch.running.failure import LONG_WINDOW, WINDOW, Event, decide_at, event_of_end, first_failure, headline
 
 LOST = "[../third_party/gloo/gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:4711"
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from instep.errors import RunError
-from instep.launch.mpi import (
+from instep.launch.tasks.mpi import (
     MPICH_4,
     OPENMPI_4,
     OPENMPI_5,
@@ -20,7 +20,7 @@ from instep.launch.mpi import (
     flags as mpi_flags,
     read_version,
 )
-from instep.launch.srun import Allocation, allocation, argv as srun_argv, counts, flags as srun_flags, is_inside
+from instep.launch.tasks.srun import Allocation, allocation, argv as srun_argv, counts, flags as srun_flags, is_inside
 
 HOSTS = [("n1", 2), ("n2", 1)]
 NETWORK = Network("10.77.0.0/24", "eth0", Path("/etc/my ssh"), Path("/tmp/x/ssh"))

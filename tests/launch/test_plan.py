@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from instep.errors import RunError
-from instep.launch.devices import count_gpus, visible
-from instep.launch.machine import Machine, count_cores, this_machine
-from instep.launch.place import alone, rank_environment
-from instep.launch.plan import Request, Site, make_plan
-from instep.launch.target import Target
+from instep.launch.planning.devices import count_gpus, visible
+from instep.launch.planning.machine import Machine, count_cores, this_machine
+from instep.launch.planning.place import alone, rank_environment
+from instep.launch.planning.plan import Request, Site, make_plan
+from instep.launch.planning.target import Target
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -13,10 +13,11 @@ from typing import Any
 
 import pytest
 
-from instep.launch import mpi, render, srun
-from instep.launch.machine import Machine
-from instep.launch.plan import Plan, Request, Site, make_plan
-from instep.launch.target import Target
+from instep.launch.planning import render
+from instep.launch.planning.machine import Machine
+from instep.launch.planning.plan import Plan, Request, Site, make_plan
+from instep.launch.planning.target import Target
+from instep.launch.tasks import mpi, srun
 from tests.commands import run_command
 
 SCRIPT = Target("script", "train.py", ("--lr", "0.1 x"))

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from instep.errors import RunError
-from instep.launch.machine import Machine
-from instep.launch.plan import Request, Site, make_plan
+from instep.launch.planning.machine import Machine
+from instep.launch.planning.plan import Request, Site, make_plan
+from instep.launch.planning.target import Target
 from instep.launch.slurm import batch
 from instep.launch.slurm.batch import Batch
-from instep.launch.target import Target
 
 GOLDEN = Path(__file__).with_name("golden")
 TRAIN = Target("script", "train.py", ("--lr", "3e-4"))

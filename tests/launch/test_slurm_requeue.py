@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from instep.launch.signals import would_end
+from instep.launch.ranks.signals import would_end
 from instep.launch.slurm import ending, follow, requeue, state
 from instep.launch.slurm.requeue import Stop
 from instep.launch.slurm.state import JobState

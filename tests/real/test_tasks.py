@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from instep.launch.link import Greeting, Link, connect, new_key
-from instep.launch.task import who
+from instep.launch.tasks.link import Greeting, Link, connect, new_key
+from instep.launch.tasks.task import who
 from tests.launch.jobs import Place
 from tests.needs import need_tool
 

@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     import typer
 
     from instep.cli.machines import Named
-    from instep.launch.plan import Request
+    from instep.launch.planning.plan import Request
+    from instep.launch.planning.target import Target
     from instep.launch.slurm.batch import Batch
-    from instep.launch.target import Target
-    from instep.launch.tasks import Wish as TaskWish
+    from instep.launch.tasks.run import Wish as TaskWish
     from instep.world.hosts import HostList
 
 # Options of `instep run` that are for the one who submits, or that the batch file says in its own way.
@@ -56,7 +56,7 @@ def is_outside(via: str, environ: Mapping[str, str]) -> bool:
 
 def is_inside(via: str, environ: Mapping[str, str]) -> bool:
     """Whether srun starts the ranks: this is an allocation, and no rank of a run in it."""
-    from instep.launch import srun
+    from instep.launch.tasks import srun
 
     return via in {"auto", "slurm"} and srun.is_inside(environ)
 
@@ -167,7 +167,7 @@ def start(
 ) -> int:
     """Inside an allocation: start the ranks; the exit code."""
     from instep.launch.slurm.requeue import in_batch
-    from instep.launch.starters import run_in_allocation
+    from instep.launch.tasks.starters import run_in_allocation
 
     task_wish, most = _inside(named, runs, name, as_json=as_json)
     if going_on is None:
@@ -187,9 +187,9 @@ def start(
 def dry(
     request: Request, *, runs: Path, named: Named, listed: HostList | None, as_json: bool
 ) -> tuple[list[str], dict[str, Any]]:
-    """Inside an allocation: say what would be done; see :func:`instep.launch.dry.show`."""
-    from instep.launch import dry as showing
-    from instep.launch.starters import plan_in_allocation
+    """Inside an allocation: say what would be done; see :func:`instep.launch.planning.dry.show`."""
+    from instep.launch.planning import dry as showing
+    from instep.launch.tasks.starters import plan_in_allocation
 
     task_wish, most = _inside(named, runs, None, as_json=as_json)
     plan, port, flags = plan_in_allocation(request, task_wish, hosts=listed, most_nodes=most)
@@ -199,7 +199,7 @@ def dry(
 
 def _inside(named: Named, runs: Path, name: str | None, *, as_json: bool) -> tuple[TaskWish, int | None]:
     """What the tasks are started with, and on how many machines at most."""
-    from instep.launch.tasks import Wish as TaskWish
+    from instep.launch.tasks.run import Wish as TaskWish
 
     least, most = read_nodes(named.nodes) or (None, None)
     if least is not None and most is not None:

@@ -15,7 +15,7 @@ from instep.errors import RunError
 
 if TYPE_CHECKING:
     from instep.cli.machines import Named
-    from instep.launch.plan import Request
+    from instep.launch.planning.plan import Request
     from instep.world.hosts import HostList
 
 
@@ -42,8 +42,8 @@ def start(
 ) -> int:
     """Have mpirun start the ranks; the exit code."""
     from instep.launch.agents.ssh import given_variables
-    from instep.launch.starters import run_by_mpirun
-    from instep.launch.tasks import Wish
+    from instep.launch.tasks.run import Wish
+    from instep.launch.tasks.starters import run_by_mpirun
 
     nodes = read_nodes(named.nodes)
     if nodes is not None:
@@ -76,9 +76,9 @@ def start(
 def copy_there(listed: HostList, runs: Path) -> int:
     """``--sync``: copy the working folder to those that are not this machine; an exit code if a signal came, else 0."""
     from instep.launch.agents import ssh
-    from instep.launch.command import StoppedError
     from instep.launch.preflight import sync
-    from instep.launch.signals import ENDING, Signals
+    from instep.launch.ranks.signals import ENDING, Signals
+    from instep.launch.tasks.command import StoppedError
 
     others = [host.name for host in listed.hosts if not ssh.is_here(host)]
     with Signals() as signals:

@@ -27,8 +27,8 @@ def logs_command(
     The main rank's without --rank. With --rank all and --follow lines come as they are written; without --follow one
     rank after the other.
     """
-    from instep.launch.reading import Reader, print_logs
-    from instep.launch.registry import live_folders
+    from instep.launch.registry.known import live_folders
+    from instep.launch.registry.reading import Reader, print_logs
     from instep.runs.finding import find_run, read_record
 
     folder = find_run(run, runs, "logs", live_folders)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import typer
 
     from instep.launch.agents.several import Wish
-    from instep.launch.plan import Request
+    from instep.launch.planning.plan import Request
     from instep.world.hosts import Host, HostList
 
 WAYS = ("auto", "local", "ssh", "mpirun", "slurm")
@@ -215,10 +215,10 @@ def start(request: Request, listed: HostList | None, wish: Wish) -> dict[str, An
 
 
 def dry(request: Request, listed: HostList, wish: Wish, *, via: str, mpirun: str) -> tuple[list[str], dict[str, Any]]:
-    """Look at the machines, and say what would be done; see :func:`instep.launch.dry.show`."""
-    from instep.launch import dry
+    """Look at the machines, and say what would be done; see :func:`instep.launch.planning.dry.show`."""
     from instep.launch.agents.several import plan_there
-    from instep.launch.starters import find_network
+    from instep.launch.planning import dry
+    from instep.launch.tasks.starters import find_network
 
     found = plan_there(request, listed, wish)
     least = found.nodes[0] if found.nodes[0] != len(found.plan.nodes) else 0

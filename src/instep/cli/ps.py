@@ -16,7 +16,7 @@ from instep.errors import InstepError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from instep.launch.registry import Found, Run
+    from instep.launch.registry.known import Found, Run
 
 _HEAD = ("RUN", "STATE", "RANKS", "HOSTS", "SINCE", "VIA", "PID/JOB", "FOLDER")
 _MOST_HOSTS = 3  # named in the table; --json names all
@@ -42,15 +42,15 @@ def ps_command(  # noqa: PLR0917  # typer reads the signature
     Exit code 1 where a machine did not answer; what was found is printed all the same.
     """
     from instep.cli.hosts import check_seconds, host_list, others
-    from instep.launch import registry
     from instep.launch.agents.ssh import Way
+    from instep.launch.registry import known
 
     try:
         check_seconds("--timeout", timeout, least=0.1)
         named = host_list(hosts, hostfile, inventory)
         way = Way(named.ssh_config if named else None, python or sys.executable)
         asked = others(host.name for host in named.hosts) if named else []
-        found = registry.find(asked, way, runs, timeout)
+        found = known.find(asked, way, runs, timeout)
     except InstepError as error:
         if as_json:
             said = {"what": error.what, "evidence": list(error.evidence), "cure": error.cure}

@@ -15,7 +15,7 @@ from instep.errors import InstepError, RunError
 
 if TYPE_CHECKING:
     from instep.launch.agents.several import Wish
-    from instep.launch.plan import Plan, Request
+    from instep.launch.planning.plan import Plan, Request
     from instep.world.hosts import HostList
 
 USAGE = "[OPTIONS] (SCRIPT | -m MODULE)"
@@ -134,8 +134,8 @@ def run_command(  # noqa: PLR0917  # typer reads the signature
     Every rank runs SCRIPT as `python SCRIPT ARGS` would, with the variables that torchrun sets. Options come before
     SCRIPT; what follows it is the script's own.
     """
-    from instep.launch.plan import Request, Site, make_plan
-    from instep.launch.target import find_target
+    from instep.launch.planning.plan import Request, Site, make_plan
+    from instep.launch.planning.target import find_target
 
     try:
         _check_choice("--device", device, ("auto", "cpu", "cuda"))
@@ -190,7 +190,7 @@ def run_command(  # noqa: PLR0917  # typer reads the signature
         if via == "ssh" or (max_restarts and via == "local" and not dry_run) or (dry_run and listed is not None):
             wish = machines.make_wish(named, runs=runs, name=name, as_json=as_json)
             raise typer.Exit(_there(request, listed, wish, via=via, mpirun=mpirun, dry_run=dry_run, as_json=as_json))
-        from instep.launch.machine import this_machine
+        from instep.launch.planning.machine import this_machine
 
         here = this_machine(os.environ)
         plan = make_plan(request, [Site(here.host, here)], os.environ)
@@ -228,7 +228,7 @@ def _there(
 
 
 def _dry(plan: Plan, runs: Path, as_json: bool) -> int:
-    from instep.launch import dry
+    from instep.launch.planning import dry
 
     lines, values = dry.show(plan, runs)
     if as_json:

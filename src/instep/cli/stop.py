@@ -14,7 +14,7 @@ from instep.errors import RunError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from instep.launch.stopping import Goal, Report
+    from instep.launch.registry.stopping import Goal, Report
     from instep.world.hosts import HostList
 
 _MOST_NAMED = 5
@@ -43,7 +43,7 @@ def stop_command(  # noqa: PLR0917  # typer reads the signature
     Exit code 0 when nothing is left, also of a run that had ended before; 1 where that is not known.
     """
     from instep.cli.hosts import check_seconds, host_list
-    from instep.launch import stopping
+    from instep.launch.registry import stopping
 
     check_seconds("--grace", grace)
     named = host_list(hosts, hostfile, inventory)
@@ -67,8 +67,8 @@ def _say(line: str) -> None:
 def _goal(run: str, runs: Path, grace: float, named: HostList | None, python: str) -> Goal:
     from instep.cli.hosts import others
     from instep.launch.agents.ssh import Way
-    from instep.launch.registry import live_folders
-    from instep.launch.stopping import Goal
+    from instep.launch.registry.known import live_folders
+    from instep.launch.registry.stopping import Goal
     from instep.runs import launcher
     from instep.runs.finding import find_run, read_record
 
@@ -97,7 +97,7 @@ def _goal(run: str, runs: Path, grace: float, named: HostList | None, python: st
 
 def _marker(run: str) -> str | None:
     """The marker of a run of which only processes are left on this machine."""
-    from instep.launch.sightings import look
+    from instep.launch.registry.sightings import look
 
     for one in look():
         if run in {one.job, one.job.rpartition("-")[0]}:

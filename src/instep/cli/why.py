@@ -135,7 +135,7 @@ def _ending(record: dict[str, Any]) -> str:
 def _failure(failure: dict[str, Any], folder: Path) -> list[str]:
     if failure.get("rank") is None:
         return [f"  {line}" for line in str(failure["message"]).splitlines()]
-    from instep.launch.failure import Event, details, headline
+    from instep.launch.running.failure import Event, details, headline
 
     event = Event(**{name: value for name, value in failure.items() if name != "host"})
     lines = [headline(event, failure["host"]), *details(event)[-_WORDS_OF_A_FAILURE:]]

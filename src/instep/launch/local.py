@@ -6,17 +6,17 @@ import os
 from contextlib import ExitStack, closing
 from typing import TYPE_CHECKING, Any
 
-from instep.launch import kin
-from instep.launch.conduct import Conduct
-from instep.launch.port import reserve
-from instep.launch.server import ForkServer, raise_file_limit
-from instep.launch.signals import Signals
+from instep.launch.ranks import kin
+from instep.launch.ranks.port import reserve
+from instep.launch.ranks.server import ForkServer, raise_file_limit
+from instep.launch.ranks.signals import Signals
+from instep.launch.running.conduct import Conduct
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from instep.launch.guarding import Guarding
-    from instep.launch.plan import Plan
+    from instep.launch.planning.plan import Plan
+    from instep.launch.running.guarding import Guarding
 
 
 def run_here(plan: Plan, *, runs: Path, name: str | None, command: list[str], stdout: int = 1) -> dict[str, Any]:
@@ -66,7 +66,7 @@ def _guarding(run: Conduct) -> Guarding | None:
         return None
     teller = run.reporter.teller
     try:
-        from instep.launch.guarding import Guarding
+        from instep.launch.running.guarding import Guarding
 
         return Guarding(run.plan, run.folder, run.output, teller)
     except OSError as error:

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from instep.launch.machine import this_machine
+from instep.launch.planning.machine import this_machine
+from instep.launch.planning.target import Target
 from instep.launch.preflight import facts, shared
 from instep.launch.preflight.compare import Answer, check
-from instep.launch.target import Target
 from tests.needs import need_namespaces
 from tests.real.hosts import hosts
 

@@ -21,13 +21,13 @@ from typing import TYPE_CHECKING, Any
 
 from instep import __version__
 from instep.errors import InstepError, RunError
-from instep.launch import kin
 from instep.launch.agents import PROTOCOL, SILENT_S
 from instep.launch.agents.channel import FULL, Channel
-from instep.launch.place import Place
-from instep.launch.server import ForkServer, raise_file_limit
-from instep.launch.signals import Signals
-from instep.launch.target import Target
+from instep.launch.planning.place import Place
+from instep.launch.planning.target import Target
+from instep.launch.ranks import kin
+from instep.launch.ranks.server import ForkServer, raise_file_limit
+from instep.launch.ranks.signals import Signals
 
 if TYPE_CHECKING:
     import subprocess
@@ -207,8 +207,8 @@ class Agent:
 
     def _prefork(self, _: object = None) -> None:
         """Start the fork server with the variables that the plan will have, as far as can be seen from here."""
-        from instep.launch.machine import this_machine
-        from instep.launch.plan import Request, Site, make_plan
+        from instep.launch.planning.machine import this_machine
+        from instep.launch.planning.plan import Request, Site, make_plan
 
         if self._server is not None:  # a spare machine: it waits for its first job
             return

@@ -18,14 +18,14 @@ from instep.launch.agents import PROTOCOL
 from instep.launch.agents.remote import Connection, Heart
 from instep.launch.agents.ssh import explain, is_busy, is_here
 from instep.launch.agents.sweep import Sweep
-from instep.launch.command import StoppedError
-from instep.launch.signals import ENDING, PASSED_ON
+from instep.launch.ranks.signals import ENDING, PASSED_ON
+from instep.launch.tasks.command import StoppedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from instep.launch.agents.ssh import Way
-    from instep.launch.signals import Signals
+    from instep.launch.ranks.signals import Signals
     from instep.world.hosts import Host
 
 HELLO_S = 20.0  # for an agent to come up: ssh gives up connecting after 10 s

@@ -12,10 +12,10 @@ from instep.errors import RunError
 from instep.launch.agents import ssh
 from instep.launch.agents.crew import Crew
 from instep.launch.agents.remote import Heart
-from instep.launch.command import StoppedError
 from instep.launch.local import open_standard_streams
-from instep.launch.output import Screen
-from instep.launch.signals import Signals
+from instep.launch.ranks.signals import Signals
+from instep.launch.running.output import Screen
+from instep.launch.tasks.command import StoppedError
 from instep.runs import exit_code_of
 from instep.world.hosts import Host
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from instep.launch.agents import PING_S, SILENT_S
 from instep.launch.agents.channel import Channel
-from instep.launch.failure import signal_name
+from instep.launch.running.failure import signal_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -190,7 +190,7 @@ class Connection:
 
 
 class RemoteServer:
-    """The ranks of one machine in one round; see :class:`instep.launch.server.Server`."""
+    """The ranks of one machine in one round; see :class:`instep.launch.ranks.server.Server`."""
 
     def __init__(self, connection: Connection, ranks: range) -> None:
         self.host, self.ranks = connection.host, ranks
@@ -225,7 +225,7 @@ class RemoteServer:
         self._connection.look(now)
 
     def hear(self) -> Sequence[Mapping[str, Any]]:
-        """What has come, without waiting; see :class:`instep.launch.server.Server`."""
+        """What has come, without waiting; see :class:`instep.launch.ranks.server.Server`."""
         came, self._heard = self._heard + self._connection.hear(), []
         found = [translated for message in came if (translated := self._translate(message)) is not None]
         if self._connection.is_lost and not self._is_lost:

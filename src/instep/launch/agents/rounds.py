@@ -11,10 +11,10 @@ from instep.errors import RunError
 from instep.launch.agents.crew import LostError, Patience, together
 from instep.launch.agents.remote import RemoteServer
 from instep.launch.agents.watching import guard_over
-from instep.launch.command import StoppedError
-from instep.launch.conduct import Conduct
-from instep.launch.plan import make_plan
-from instep.launch.server import raise_file_limit
+from instep.launch.planning.plan import make_plan
+from instep.launch.ranks.server import raise_file_limit
+from instep.launch.running.conduct import Conduct
+from instep.launch.tasks.command import StoppedError
 from instep.runs import Outcome
 
 if TYPE_CHECKING:
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from instep.launch.agents.crew import Crew
     from instep.launch.agents.remote import Connection
     from instep.launch.agents.several import Wish
-    from instep.launch.plan import Plan, Request
-    from instep.launch.signals import Signals
-    from instep.launch.supervisor import Supervisor
+    from instep.launch.planning.plan import Plan, Request
+    from instep.launch.ranks.signals import Signals
+    from instep.launch.running.supervisor import Supervisor
 
 _LONGEST_PAUSE_S = 60.0
 _MOMENT_S = 1.0  # for machines that are late, where as many are there as may be

@@ -14,18 +14,18 @@ from instep.launch.agents import ssh
 from instep.launch.agents.crew import Crew
 from instep.launch.agents.remote import Heart
 from instep.launch.agents.rounds import Rounds
-from instep.launch.command import StoppedError
 from instep.launch.local import open_standard_streams
-from instep.launch.plan import Site
+from instep.launch.planning.plan import Site
 from instep.launch.preflight import compare, facts, meeting, shared
-from instep.launch.signals import Signals
+from instep.launch.ranks.signals import Signals
+from instep.launch.tasks.command import StoppedError
 from instep.runs.folder import default_name
 from instep.world.hosts import Host, HostList
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from instep.launch.plan import Plan, Request
+    from instep.launch.planning.plan import Plan, Request
 
 LOOK_S = 60.0  # a cold network file system may be slow
 LISTEN_S = 10.0

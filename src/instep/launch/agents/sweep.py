@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING
 
-from instep.launch.ending import end_here
-from instep.launch.errand import send
+from instep.launch.registry.ending import end_here
+from instep.launch.registry.errand import send
 
 if TYPE_CHECKING:
     from instep.launch.agents.ssh import Way

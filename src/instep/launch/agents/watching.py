@@ -9,8 +9,8 @@ from instep.guard.nodes import LostError, Remote
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from instep.launch.conduct import Conduct
-    from instep.launch.guarding import Guarding
+    from instep.launch.running.conduct import Conduct
+    from instep.launch.running.guarding import Guarding
 
 
 class Seen(Protocol):
@@ -70,7 +70,7 @@ def guard_over(run: Conduct, servers: Sequence[Seen]) -> Guarding | None:
     """
     if run.plan.guard == "off" or run.plan.world_size == 1:
         return None
-    from instep.launch.guarding import Guarding
+    from instep.launch.running.guarding import Guarding
 
     nodes = []
     for server, node in zip(servers, run.plan.nodes, strict=True):

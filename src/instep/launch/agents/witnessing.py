@@ -16,7 +16,7 @@ from instep.runs import exit_code_of
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from instep.launch.place import Place
+    from instep.launch.planning.place import Place
 
 _BACKLOG = 1 << 18  # bytes: a launcher that takes nothing (Ctrl-Z) is told nothing new
 

@@ -16,9 +16,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from instep.launch.machine import Machine, this_machine
+from instep.launch.planning.machine import Machine, this_machine
+from instep.launch.planning.target import Target, source_of
 from instep.launch.preflight import shared
-from instep.launch.target import Target, source_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

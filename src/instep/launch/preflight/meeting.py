@@ -28,10 +28,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from instep.errors import RunError
-from instep.launch import port as ports_of
-from instep.launch.place import LOOPBACK
+from instep.launch.planning.place import LOOPBACK
 from instep.launch.preflight.compare import table
 from instep.launch.preflight.facts import interfaces
+from instep.launch.ranks import port as ports_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

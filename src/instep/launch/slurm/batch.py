@@ -12,8 +12,8 @@ from instep.errors import RunError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from instep.launch.plan import Plan
-    from instep.launch.target import Target
+    from instep.launch.planning.plan import Plan
+    from instep.launch.planning.target import Target
 
 OUTPUT = "slurm.txt"  # in the run folder: what would be on the screen
 OUTPUT_OF_TASK = "slurm-%a.txt"  # of each task of an array

@@ -11,11 +11,11 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from instep.errors import RunError
-from instep.launch.reading import Reader
+from instep.launch.registry.reading import Reader
+from instep.launch.running.telling import near
 from instep.launch.slurm import state
 from instep.launch.slurm.batch import OUTPUT
 from instep.launch.slurm.ending import of_state, write_end
-from instep.launch.telling import near
 from instep.runs import Outcome
 from instep.runs.finding import read_record
 

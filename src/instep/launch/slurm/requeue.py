@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from instep.errors import InstepError, RunError
-from instep.launch.output import cannot_write
-from instep.launch.signals import ENDING, PASSED_ON
+from instep.launch.ranks.signals import ENDING, PASSED_ON
+from instep.launch.running.output import cannot_write
 from instep.launch.slurm import state
 from instep.launch.slurm.ending import write_end
 from instep.runs import Outcome, now

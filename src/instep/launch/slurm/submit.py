@@ -10,9 +10,9 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from instep.errors import RunError
+from instep.launch.running.telling import near
 from instep.launch.slurm import batch as batches
 from instep.launch.slurm.state import last_words
-from instep.launch.telling import near
 from instep.runs import RunRecord, create_folder, default_name
 from instep.runs.record import write_whole
 

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from instep.errors import RunError
-from instep.launch import errand
-from instep.launch.sightings import Sighting, look
+from instep.launch.registry import errand
+from instep.launch.registry.sightings import Sighting, look
 from instep.runs import Outcome, launcher
 from instep.runs.finding import read_record
 

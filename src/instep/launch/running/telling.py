@@ -6,15 +6,15 @@ import os
 import signal
 from typing import TYPE_CHECKING
 
-from instep.launch.failure import headline
+from instep.launch.running.failure import headline
 from instep.runs import Outcome
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from instep.launch.failure import Event
-    from instep.launch.plan import Plan
+    from instep.launch.planning.plan import Plan
+    from instep.launch.running.failure import Event
 
 _RED, _GREEN, _YELLOW, _DIM = "31", "32", "33", "2"
 _ENDINGS = {

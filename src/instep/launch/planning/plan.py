@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from instep.errors import RunError
-from instep.launch.place import LOOPBACK, Place, rank_environment
+from instep.launch.planning.place import LOOPBACK, Place, rank_environment
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from instep.launch.machine import Machine
-    from instep.launch.target import Target
+    from instep.launch.planning.machine import Machine
+    from instep.launch.planning.target import Target
 
 _RANKS_PER_CORE = 8
 _RANKS_ALWAYS = 64

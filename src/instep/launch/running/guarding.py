@@ -15,8 +15,8 @@ from instep.guard import report, stacks, storage
 from instep.guard.folders import make_folder
 from instep.guard.nodes import ask_stacks, take_stacks
 from instep.guard.watch import LOOK_S, Found, Watch
-from instep.launch.failure import may_follow
-from instep.launch.telling import near
+from instep.launch.running.failure import may_follow
+from instep.launch.running.telling import near
 from instep.runs import EXIT_OUT_OF_STEP
 from instep.runs.record import write_whole
 
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from instep.guard.nodes import Remote
-    from instep.launch.failure import Event
-    from instep.launch.output import Output
-    from instep.launch.plan import Plan
-    from instep.launch.telling import Teller
+    from instep.launch.planning.plan import Plan
+    from instep.launch.running.failure import Event
+    from instep.launch.running.output import Output
+    from instep.launch.running.telling import Teller
 
 _SILENT_S = 1.5  # signs of life come four times a second
 _WORDS = 200  # lines at the end of a rank's log: what gloo says stands above the stacks of all threads

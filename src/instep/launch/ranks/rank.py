@@ -19,13 +19,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from instep import errors
-from instep.launch.place import rank_environment
+from instep.launch.planning.place import rank_environment
 
 if TYPE_CHECKING:
     from types import CodeType, TracebackType
 
     from instep.guard.recorder import Recorder
-    from instep.launch.job import Job
+    from instep.launch.ranks.job import Job
 
 _MOST_TEXT = 8_000  # characters of a message and of a traceback; JSON may take 6 bytes for each
 
@@ -240,7 +240,7 @@ def _show_only_users_frames() -> None:
 
 def _users(trace: TracebackType | None) -> TracebackType | None:
     """The traceback from the user's first frame on."""
-    ours = str(Path(__file__).parent)
+    ours = str(Path(__file__).parents[1])
     while trace is not None:
         file = trace.tb_frame.f_code.co_filename
         if not (file.startswith((ours, "<frozen importlib")) or file == importlib.util.__file__):

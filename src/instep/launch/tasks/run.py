@@ -15,23 +15,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from instep.errors import RunError
-from instep.launch import kin
 from instep.launch.agents.ssh import environment
 from instep.launch.agents.watching import guard_over
-from instep.launch.command import Command, StoppedError
-from instep.launch.conduct import Conduct
 from instep.launch.local import open_standard_streams
-from instep.launch.plan import Plan, Request, Site, make_plan
+from instep.launch.planning.plan import Plan, Request, Site, make_plan
 from instep.launch.preflight import compare, facts, meeting, shared
-from instep.launch.server import raise_file_limit
-from instep.launch.signals import Signals
+from instep.launch.ranks import kin
+from instep.launch.ranks.server import raise_file_limit
+from instep.launch.ranks.signals import Signals
+from instep.launch.running.conduct import Conduct
+from instep.launch.tasks.command import Command, StoppedError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from typing_extensions import Self  # for the type checker only: Python has it from 3.11 on
 
-    from instep.launch.supervisor import Supervisor
+    from instep.launch.running.supervisor import Supervisor
 
 
 class Starter(Protocol):
@@ -186,7 +186,7 @@ class _Start:
         raise_file_limit(first)
         self._command = Command(
             starter.name,
-            starter.argv(parts, [wish.python or sys.executable, "-m", "instep.launch.task"]),
+            starter.argv(parts, [wish.python or sys.executable, "-m", "instep.launch.tasks.task"]),
             world_size=first,
             addresses=[address for _, address, _ in facts.interfaces()],
             environ=starter.environ,

@@ -13,17 +13,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from instep.errors import RunError
-from instep.launch import mpi
-from instep.launch.mpi import Flag
 from instep.launch.preflight.compare import table
+from instep.launch.running.telling import near
 from instep.launch.slurm import batch
-from instep.launch.srun import NOT_FOR_SRUN
-from instep.launch.telling import near
+from instep.launch.tasks import mpi
+from instep.launch.tasks.mpi import Flag
+from instep.launch.tasks.srun import NOT_FOR_SRUN
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from instep.launch.plan import Node, Plan
+    from instep.launch.planning.plan import Node, Plan
 
 _COMMENT_AT = 46  # the column of the comments
 _WIDEST = 60  # a longer line has its comment above

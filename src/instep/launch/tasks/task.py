@@ -1,8 +1,9 @@
 """What mpirun or srun starts, once for each rank: it calls the launcher, starts the rank when told, and watches it.
 
-Started as ``python -m instep.launch.task``. Which rank it is, the variables of MPI or Slurm say; where the launcher is,
-INSTEP_TASK does. The rank is its child, as a shell script would have one, and finds MPI's variables and descriptors as
-this process found them: it may call MPI. It does not outlive this process, nor this process its connection. No torch.
+Started as ``python -m instep.launch.tasks.task``. Which rank it is, the variables of MPI or Slurm say; where the
+launcher is, INSTEP_TASK does. The rank is its child, as a shell script would have one, and finds MPI's variables and
+descriptors as this process found them: it may call MPI. It does not outlive this process, nor this process its
+connection. No torch.
 """
 
 import sys
@@ -26,11 +27,11 @@ from pathlib import Path
 from typing import Any
 
 from instep.errors import InstepError
-from instep.launch import kin
-from instep.launch.job import LARGEST, Job, send_job
-from instep.launch.link import FULL, Link, connect
-from instep.launch.place import Place
-from instep.launch.signals import ENDING, PASSED_ON, would_end
+from instep.launch.planning.place import Place
+from instep.launch.ranks import kin
+from instep.launch.ranks.job import LARGEST, Job, send_job
+from instep.launch.ranks.signals import ENDING, PASSED_ON, would_end
+from instep.launch.tasks.link import FULL, Link, connect
 from instep.runs.launcher import this_machine_id
 from instep.world.launchers import mpi, slurm
 from instep.world.reading import Reading

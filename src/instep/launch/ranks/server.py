@@ -10,19 +10,20 @@ import socket
 import subprocess
 import sys
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from instep.launch import kin, zygote_path
-from instep.launch.failure import signal_name
-from instep.launch.job import LARGEST, Job, receive, send, send_job
+from instep.launch.ranks import kin
+from instep.launch.ranks.job import LARGEST, Job, receive, send, send_job
+from instep.launch.running.failure import signal_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from pathlib import Path
 
-    from instep.launch.place import Place
-    from instep.launch.target import Target
+    from instep.launch.planning.place import Place
+    from instep.launch.planning.target import Target
 
+_ZYGOTE = Path(__file__).with_name("zygote.py")  # started as a script: its command line shows the user's
 _DESCRIPTORS_PER_RANK = 4
 _DESCRIPTORS_BESIDES = 64
 
@@ -73,7 +74,7 @@ class Server(Protocol):
         """Send a signal to these ranks, or to all of this machine."""
 
     def sweep(self, patience: float, kind: float) -> None:
-        """End whatever the ranks left behind, then the server itself: see :func:`instep.launch.kin.end_descendants`."""
+        """End whatever the ranks left behind, then the server itself: see ``kin.end_descendants``."""
 
     def kill(self) -> None:
         """End the server and all its ranks at once."""
@@ -112,7 +113,7 @@ class ForkServer:
         with far_control, far_reports:
             numbers = [far_control.fileno(), far_reports.fileno()]
             self.process = subprocess.Popen(
-                [sys.executable, zygote_path(), *map(str, numbers), *target.words],
+                [sys.executable, str(_ZYGOTE), *map(str, numbers), *target.words],
                 # Rank 0 reads what is piped into `instep run`. A terminal stays ours: it belongs to one session.
                 stdin=subprocess.DEVNULL if not reads_stdin or _is_terminal(0) else None,
                 stdout=2,
@@ -142,7 +143,7 @@ class ForkServer:
             marker: the job's name in the environment of all its processes.
             folder: the run folder.
             outputs: (stdout, stderr) descriptors of each rank; may be closed here after the call.
-            most_files: see :class:`instep.launch.job.Job`.
+            most_files: see :class:`instep.launch.ranks.job.Job`.
             restarts: how often the job has been started again, and how often it may be.
             variables: set for the ranks besides those that the server was started with.
 
@@ -171,7 +172,7 @@ class ForkServer:
         self._tell({"signal": number, "ranks": ranks})
 
     def sweep(self, patience: float, kind: float) -> None:
-        """End whatever the ranks left behind, then the server itself: see :func:`instep.launch.kin.end_descendants`."""
+        """End whatever the ranks left behind, then the server itself: see ``kin.end_descendants``."""
         self._tell({"sweep": [patience, kind]})
 
     def _tell(self, message: dict[str, Any]) -> None:

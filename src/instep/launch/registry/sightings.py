@@ -168,8 +168,8 @@ def _words(pid: int) -> tuple[str, ...]:
 
 def _ranks(many: list[Process]) -> list[Process]:
     """Those that the fork server has forked, which have its command line; or those of tasks of mpirun and srun."""
-    servers = {one.pid for one in many if _runs(one, "zygote")}
-    return [one for one in many if (_runs(one, "zygote") and one.parent in servers) or _runs(one, "single")]
+    servers = {one.pid for one in many if _runs(one, "ranks/zygote")}
+    return [one for one in many if (_runs(one, "ranks/zygote") and one.parent in servers) or _runs(one, "tasks/single")]
 
 
 def _runs(process: Process, module: str) -> bool:

@@ -8,7 +8,7 @@ import socket
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from instep.launch.place import Place
+from instep.launch.planning.place import Place
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

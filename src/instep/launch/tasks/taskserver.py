@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from instep.launch.command import Command
-    from instep.launch.link import Link
+    from instep.launch.tasks.command import Command
+    from instep.launch.tasks.link import Link
 
 EXPLAIN_S = 0.4  # after a connection has ended: whether the command says why
 
@@ -23,7 +23,7 @@ class Task:
 
     Attributes:
         link: the connection to it.
-        said: what it has said of itself, see :func:`instep.launch.task.who`.
+        said: what it has said of itself, see :func:`instep.launch.tasks.task.who`.
         ahead: seconds by which its monotonic clock is ahead of ours.
         pid: of the rank, 0 before it was started.
         has_ended: the rank has.
@@ -46,7 +46,7 @@ class Task:
 
 
 class TaskServer:
-    """The ranks of one machine, as the supervisor sees them: see :class:`instep.launch.server.Server`."""
+    """The ranks of one machine, as the supervisor sees them: see :class:`instep.launch.ranks.server.Server`."""
 
     def __init__(self, command: Command, host: str, ranks: range) -> None:
         self.host, self.ranks = host, ranks
@@ -110,7 +110,7 @@ class TaskServer:
         os.eventfd_write(self._bell, 1)
 
     def start(self, told: Mapping[str, Any]) -> None:
-        """Start the ranks: see :meth:`instep.launch.task.Task`."""
+        """Start the ranks: see :meth:`instep.launch.tasks.task.Task`."""
         for task in self._tasks:
             task.link.send({"start": {**told, "rank": task.rank}})
 

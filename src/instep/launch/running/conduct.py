@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from instep import __version__
-from instep.launch.failure import Event, details
-from instep.launch.machine import kernel_says_out_of_memory, out_of_memory_kills
-from instep.launch.output import Output, cannot_write
+from instep.launch.planning.machine import kernel_says_out_of_memory, out_of_memory_kills
+from instep.launch.running.failure import Event, details
+from instep.launch.running.output import Output, cannot_write
+from instep.launch.running.supervisor import Listener, Lost, Supervisor
+from instep.launch.running.telling import LOG_LINES, Teller, wants_colour
 from instep.launch.slurm.state import own_job, own_restarts
-from instep.launch.supervisor import Listener, Lost, Supervisor
-from instep.launch.telling import LOG_LINES, Teller, wants_colour
 from instep.runs import EXIT_OUT_OF_STEP, RunRecord, create_folder, default_name, git_facts, judge, now
 from instep.runs.finding import read_record
 from instep.runs.record import write_whole
@@ -27,11 +27,11 @@ from instep.runs.record import write_whole
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from instep.launch.guarding import Guarding
-    from instep.launch.plan import Plan
-    from instep.launch.server import Server
-    from instep.launch.signals import Signals
-    from instep.launch.target import Target
+    from instep.launch.planning.plan import Plan
+    from instep.launch.planning.target import Target
+    from instep.launch.ranks.server import Server
+    from instep.launch.ranks.signals import Signals
+    from instep.launch.running.guarding import Guarding
     from instep.runs import Outcome
 
 _FACTS_S = 10.0  # how long the end of a run waits for a slow git

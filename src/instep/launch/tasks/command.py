@@ -20,18 +20,18 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from instep.errors import RunError
-from instep.launch import kin
-from instep.launch.failure import signal_name
-from instep.launch.link import Greeting, new_key
-from instep.launch.signals import ENDING, PASSED_ON
-from instep.launch.task import VARIABLE
-from instep.launch.taskserver import Task, TaskServer
+from instep.launch.ranks import kin
+from instep.launch.ranks.signals import ENDING, PASSED_ON
+from instep.launch.running.failure import signal_name
+from instep.launch.tasks.link import Greeting, new_key
+from instep.launch.tasks.task import VARIABLE
+from instep.launch.tasks.taskserver import Task, TaskServer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
-    from instep.launch.signals import Signals
+    from instep.launch.ranks.signals import Signals
 
 _WORDS = 200  # lines of the command's own that are kept
 _SHOWN = 15  # of these in an error

@@ -10,7 +10,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from instep.errors import RunError
-from instep.launch.registry import slurm_states
+from instep.launch.registry.known import slurm_states
 from instep.runs import Outcome, launcher
 from instep.runs.finding import read_record
 

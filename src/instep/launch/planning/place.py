@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from instep.launch.signals import ENDING
+from instep.launch.ranks.signals import ENDING
 
 LOOPBACK = "127.0.0.1"  # where the ranks meet when all of them are on this machine
 

@@ -1,4 +1,4 @@
-"""One rank in a process of its own: what a task of mpirun or srun starts, see :mod:`instep.launch.task`.
+"""One rank in a process of its own: what a task of mpirun or srun starts, see :mod:`instep.launch.tasks.task`.
 
 Started as ``python .../single.py FD RANK SCRIPT ARGS``: the script stands in its command line, for ``ps`` and
 ``pgrep``. FD is its socket to the task.
@@ -13,8 +13,8 @@ import os
 import signal
 import socket
 
-from instep.launch import kin, rank
-from instep.launch.job import receive_job
+from instep.launch.ranks import kin, rank
+from instep.launch.ranks.job import receive_job
 
 
 def main() -> None:

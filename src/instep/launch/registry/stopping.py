@@ -12,9 +12,9 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from instep.errors import RunError
-from instep.launch import errand
-from instep.launch.registry import slurm_states
-from instep.launch.sightings import processes
+from instep.launch.registry import errand
+from instep.launch.registry.known import slurm_states
+from instep.launch.registry.sightings import processes
 from instep.runs import Outcome, launcher, now
 from instep.runs.record import write_whole
 

@@ -16,20 +16,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from instep.errors import RunError
-from instep.launch import mpi, srun
 from instep.launch.agents.several import Wish as AgentsWish, run_there
 from instep.launch.agents.ssh import Way, explain, is_here
 from instep.launch.agents.sweep import Sweep
 from instep.launch.preflight.facts import interfaces
-from instep.launch.task import VARIABLE
-from instep.launch.tasks import plan_tasks, run_tasks
+from instep.launch.tasks import mpi, srun
+from instep.launch.tasks.run import plan_tasks, run_tasks
+from instep.launch.tasks.task import VARIABLE
 from instep.world.hosts import Host, HostList
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from instep.launch.plan import Plan, Request
-    from instep.launch.tasks import Wish
+    from instep.launch.planning.plan import Plan, Request
+    from instep.launch.tasks.run import Wish
 
 _SSH_S = 10.0
 _AT_ONCE = 64  # ssh clients
@@ -38,7 +38,7 @@ _EARLY = ("PYTHONPATH", "LD_LIBRARY_PATH", "PYTHONSAFEPATH")
 
 
 def run_by_mpirun(request: Request, hosts: HostList, wish: Wish, *, program: str = "") -> dict[str, Any]:
-    """Have mpirun start the ranks on these machines: see :func:`instep.launch.tasks.run_tasks`.
+    """Have mpirun start the ranks on these machines: see :func:`instep.launch.tasks.run.run_tasks`.
 
     Args:
         request: what the user wants.
@@ -122,7 +122,7 @@ def _see_reached(hosts: HostList) -> None:
 
 
 class Mpirun:
-    """Starts tasks by mpirun: see :class:`instep.launch.tasks.Starter`."""
+    """Starts tasks by mpirun: see :class:`instep.launch.tasks.run.Starter`."""
 
     via = "mpirun"
     port_key = ""
@@ -296,7 +296,7 @@ class SrunWay(Way):
 
 
 class Srun:
-    """Starts tasks by srun: see :class:`instep.launch.tasks.Starter`."""
+    """Starts tasks by srun: see :class:`instep.launch.tasks.run.Starter`."""
 
     name, title, via = "srun", "srun", "slurm"
     limit_s: float | None = None

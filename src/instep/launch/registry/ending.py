@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from instep.launch.sightings import Process, processes
+from instep.launch.registry.sightings import Process, processes
 from instep.runs import launcher
 
 if TYPE_CHECKING:

@@ -11,18 +11,18 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from instep.errors import RunError
-from instep.launch.failure import Event, decide_at, event_of_end, event_of_report, first_failure
-from instep.launch.signals import ENDING
+from instep.launch.ranks.signals import ENDING
+from instep.launch.running.failure import Event, decide_at, event_of_end, event_of_report, first_failure
 from instep.runs import exit_code_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
     from instep.guard.watch import Found
-    from instep.launch.guarding import Guarding
-    from instep.launch.output import Output
-    from instep.launch.server import Server
-    from instep.launch.signals import Signals
+    from instep.launch.ranks.server import Server
+    from instep.launch.ranks.signals import Signals
+    from instep.launch.running.guarding import Guarding
+    from instep.launch.running.output import Output
 
 TERM_S = 2.5  # what the other ranks have between SIGTERM and SIGKILL when one has failed
 SAME_PRESS_S = 0.2  # `timeout` and some terminals send the same signal twice

@@ -21,9 +21,9 @@ import time
 from contextlib import suppress
 from typing import Any
 
-from instep.launch import kin, rank
-from instep.launch.job import Job, receive, receive_job, send
-from instep.launch.signals import ENDING, PASSED_ON
+from instep.launch.ranks import kin, rank
+from instep.launch.ranks.job import Job, receive, receive_job, send
+from instep.launch.ranks.signals import ENDING, PASSED_ON
 
 
 def main() -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from instep.errors import RunError
-from instep.launch.mpi import Flag
+from instep.launch.tasks.mpi import Flag
 from instep.world import nodelist
 
 if TYPE_CHECKING:

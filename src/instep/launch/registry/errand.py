@@ -1,4 +1,4 @@
-"""What ``instep ps`` and ``instep stop`` do on other machines: ``PYTHON -m instep.launch.errand`` there, over ssh.
+"""What ``instep ps`` and ``instep stop`` do on other machines: ``PYTHON -m instep.launch.registry.errand``, over ssh.
 
 The errand is read from standard input as JSON, and its answer is one marked line of standard output, so that what a
 login shell prints besides does no harm. Standard library only.
@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from instep.launch.agents.ssh import CONNECT_S, Way
-from instep.launch.ending import end_here
-from instep.launch.sightings import look, processes
+from instep.launch.registry.ending import end_here
+from instep.launch.registry.sightings import look, processes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -63,7 +63,7 @@ def _argv(host: str, way: Way, seconds: float) -> list[str]:
         *way.options(connect_s=seconds),
         "--",
         host,
-        f"cd / && exec {shlex.quote(way.python)} -m instep.launch.errand",
+        f"cd / && exec {shlex.quote(way.python)} -m instep.launch.registry.errand",
     ]
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from instep.launch.devices import count_gpus
+from instep.launch.planning.devices import count_gpus
 from instep.world.ports import band, ephemeral_range
 
 if TYPE_CHECKING:

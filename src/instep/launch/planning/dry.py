@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from instep.errors import RunError
-from instep.launch import mpi, render
+from instep.launch.planning import render
+from instep.launch.tasks import mpi
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from instep.launch.plan import Plan
+    from instep.launch.planning.plan import Plan
 
 
 def show(
