@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
+from tests import faults
 from tests.cluster.machines import INSTEP
 from tests.cluster.ssh_jobs import place_on
 from tests.cluster.task_jobs import SUMS, processes
@@ -67,4 +69,75 @@ def test_a_rank_that_raises(sandbox: Sandbox) -> None:
     assert "rank 1 on n2 failed" in result.err
     found = json.loads(result.out)
     assert (found["outcome"], found["first_failure"]["rank"], found["requeues"]) == ("failed", 1, 0)
+    assert not processes(sandbox)
+
+
+SAVES = """
+    import os, signal, sys, time
+    from pathlib import Path
+    rank = os.environ["RANK"]
+    saved = Path("saved" + rank)
+    if saved.exists():
+        print("goes on after", saved.read_text(), flush=True)
+        sys.exit()
+
+    def save(number, _):
+        saved.write_text(signal.Signals(number).name)
+        sys.exit(75)
+
+    signal.signal(signal.SIGUSR1, save)
+    signal.signal(signal.SIGTERM, save)
+    Path("ready" + rank).touch()
+    time.sleep(600)
+"""
+
+
+class Stopped:
+    """A job of two ranks that has a machine for itself, until Slurm stops it."""
+
+    def __init__(self, sandbox: Sandbox, node: str, *options: str) -> None:
+        self.place = place_on(sandbox)
+        self.place.write("saves.py", SAVES)
+        wanted = ("--partition=train", f"--nodelist={node}", "--exclusive", *options)
+        slurm = [word for one in wanted for word in ("--slurm", one)]
+        self._argv = [INSTEP, "run", "--via", "slurm", "-n", "2", "--name", "job", "--before", "20", *slurm]
+        self._sandbox = sandbox
+
+    def run(self) -> Result:
+        """To its end."""
+        argv = [*self._argv, "--follow", "saves.py"]
+        return self._sandbox.exec("n1", argv, cwd=self.place.path, env=self.place.env, limit_s=180)
+
+    def wait(self) -> str:
+        """Until its ranks are there; the number of the job."""
+        deadline = time.monotonic() + 60
+        while not all((self.place.path / f"ready{rank}").exists() for rank in (0, 1)):
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        return str(self.place.record()["slurm_job"])
+
+
+def test_a_time_limit_a_job_of_more_weight_and_scancel(sandbox: Sandbox) -> None:
+    """Slurm stops three jobs at once; two save and go on, the one that was cancelled does not."""
+    limited, preempted, cancelled = Stopped(sandbox, "n3", "--time=1"), Stopped(sandbox, "n2"), Stopped(sandbox, "n1")
+    with ThreadPoolExecutor() as pool:
+        ends = [pool.submit(one.run) for one in (limited, preempted, cancelled)]
+        jobs = [one.wait() for one in (limited, preempted, cancelled)]
+        begin = time.monotonic()
+        sandbox.exec("n1", ["scancel", jobs[2]]).ok()
+        result = ends[2].result()
+        faults.note("Slurm: scancel", time.monotonic() - begin, result.rc, result.err + result.out)
+        assert (result.rc, cancelled.place.record()["requeues"]) == (75, 0), result
+        urgent = ["srun", "--partition=urgent", "--nodelist=n2", "--exclusive", "sleep", "1"]
+        begin = time.monotonic()
+        sandbox.exec("n1", urgent, limit_s=120).ok()
+        for what, one, end, number in (
+            ("Slurm: preempted, requeued", preempted, ends[1], "SIGUSR1"),
+            ("Slurm: time limit, requeued", limited, ends[0], "SIGUSR1"),
+        ):
+            result = end.result().ok()
+            faults.note(what, time.monotonic() - begin, result.rc, result.err + result.out)
+            record = one.place.record()
+            assert (record["outcome"], record["requeues"]) == ("finished", 1), result
+            assert f"goes on after {number}" in one.place.log(0)
     assert not processes(sandbox)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import sys
 import time
 from typing import TYPE_CHECKING
 
@@ -158,6 +159,42 @@ def test_sshd_refuses_on_one_machine(sandbox: Sandbox) -> None:
     assert "Connection refused" in result.err
     assert place.runs == []
     assert not (place.path / "ran").exists()
+
+
+# Takes all ports from which a master port is chosen, but for those that are named.
+TAKE = """
+import pathlib, resource, socket, sys, time
+resource.setrlimit(resource.RLIMIT_NOFILE, (20000, 20000))
+held = []
+for port in set(range(20000, 29500)) - set(map(int, sys.argv[1:])):
+    held.append(socket.create_server(("", port)))
+pathlib.Path("taken").touch()
+time.sleep(600)
+"""
+
+
+def test_the_port_is_taken(sandbox: Sandbox) -> None:
+    """All but one: it is found. All: that is said."""
+    place = place_on(sandbox)
+    place.write("take.py", TAKE)
+    place.write("train.py", "import os\nprint('at', os.environ['MASTER_PORT'])\n")
+    for free in (["25555"], []):
+        service = ["systemd-run", "--quiet", "--unit=taker", f"--working-directory={place.path}"]
+        sandbox.exec("n1", [*service, sys.executable, "take.py", *free]).ok()
+        try:
+            deadline = time.monotonic() + 20
+            while not (place.path / "taken").exists():
+                assert time.monotonic() < deadline
+                time.sleep(0.05)
+            result = place.run(*options(sandbox), "train.py")
+        finally:
+            sandbox.exec("n1", ["systemctl", "stop", "taker"]).ok()
+        (place.path / "taken").unlink()
+        if free:
+            assert "at 25555" in result.ok().out
+        faults.note(f"{'all ports but one' if free else 'all ports'} taken", result.seconds, result.rc, result.err)
+    assert result.rc == 2
+    assert "no free TCP port from 20000 to 29499 on n1" in result.err
 
 
 def test_two_jobs_on_the_same_machines(sandbox: Sandbox) -> None:
