@@ -134,7 +134,7 @@ class Crew:
         """Start agents on these machines, all at once; :meth:`wait` sees who comes up.
 
         Raises:
-            RunError: there is no ssh here.
+            RunError: there is no ssh here, or no such interpreter.
 
         """
         for name in names:
@@ -145,7 +145,8 @@ class Crew:
                 connection = Connection(name, argv, marker=self.marker, is_here=here)
             except OSError as error:
                 what = f"{argv[0]} cannot be started: {error.strerror}"
-                raise RunError(what, cure="sudo apt-get install openssh-client") from error
+                cure = "name another interpreter:  --python PATH" if here else "sudo apt-get install openssh-client"
+                raise RunError(what, cure=cure) from error
             self.connections[name] = connection
             self._again_at.pop(name, None)
             self.started_at[name] = time.monotonic()

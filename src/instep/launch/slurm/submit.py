@@ -149,6 +149,13 @@ def _sbatch(file: Path, text: str, batch: Batch, environ: Mapping[str, str]) -> 
     if done.returncode == 0:
         return done.stdout.strip().partition(";")[0]
     words = [line for line in done.stderr.splitlines() if line.strip() and not line.startswith("Try ")]
+    if "establish a configuration source" in done.stderr:
+        raise RunError(
+            "Slurm's commands are installed on this machine, but it belongs to no cluster",
+            evidence=words,
+            cure="submit on a machine of the cluster, such as its login node; or name it as the head of an inventory:\n"
+            "instep run --via slurm --inventory machines.toml ...",
+        )
     options = batches.directives_of(text)
     guilty = batches.named_in(done.stderr, options)
     if not guilty and "fatal" not in done.stderr:
