@@ -561,6 +561,18 @@ def test_a_machine_without_slurm(tmp_path: Path) -> None:
     assert not folder.runs
 
 
+def test_a_machine_that_belongs_to_no_cluster(tmp_path: Path) -> None:
+    needs.need_tool("scontrol")
+    if Path("/etc/slurm/slurm.conf").exists():
+        pytest.skip("this machine belongs to a cluster")
+    folder = Folder(tmp_path, torch=False)
+    folder.write("count.py", COUNT)
+    result = folder.run("--via", "slurm", "count.py", 5, 0)
+    assert result.rc == 2
+    assert "but it belongs to no cluster" in result.err
+    assert not folder.runs
+
+
 @pytest.mark.parametrize("words", [["--slurm", "--time=1"], ["--follow"]])
 def test_options_of_sbatch_want_a_job(tmp_path: Path, words: list[str]) -> None:
     folder = Folder(tmp_path, torch=False)
