@@ -252,7 +252,6 @@ def test_a_question_is_answered_by_a_busy_rank(tmp_path: Path) -> None:
     ((unasked, asked_s, answer),) = run_ranks(work, 1, tmp_path, join=None)
     assert unasked is None
     assert answer.beat.time_s > asked_s
-    assert answer.beat.still_s < 0.3
     assert "busy" in functions(answer.stack)
 
 
