@@ -26,7 +26,7 @@ dist.init_process_group("gloo")
 total = torch.zeros(dist.get_world_size(), dtype=torch.int64)
 total[dist.get_rank()] = 1 + dist.get_rank()
 dist.all_reduce(total)
-print("sums", *total.tolist(), *sys.argv[1:])
+sys.stdout.write(" ".join(map(str, ["sums", *total.tolist(), *sys.argv[1:]])) + "\\n")  # at once: nothing comes between
 dist.destroy_process_group()
 """
 WORDS = ["sums.py", "a b", "$x"]

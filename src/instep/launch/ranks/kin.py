@@ -7,6 +7,10 @@ import signal
 import time
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -55,8 +59,15 @@ def name_of(pid: int) -> str:
     """The command line of a process, for people."""
     with suppress(OSError):
         words = Path(f"/proc/{pid}/cmdline").read_bytes().rstrip(b"\0").split(b"\0")
-        return f"{b' '.join(words).decode(errors='replace')[:80]} (pid {pid})"
+        return f"{brief([os.fsdecode(word) for word in words])} (pid {pid})"
     return f"pid {pid}"
+
+
+def brief(words: Sequence[str]) -> str:
+    """A command line for people: without the folders of the program, and of the script that python runs."""
+    named = 2 if words and Path(words[0]).name.startswith("python") else 1
+    text = " ".join([*(Path(word).name for word in words[:named]), *words[named:]])
+    return text.encode(errors="replace").decode(errors="replace")[:80]
 
 
 def reap() -> list[tuple[int, int]]:

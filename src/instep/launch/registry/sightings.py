@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from instep.launch.ranks import kin
 from instep.runs import launcher
 
 _RECORDED = (
@@ -47,7 +48,7 @@ class Process:
     @property
     def name(self) -> str:
         """For people."""
-        return f"{' '.join(self.words)[:80] or '?'} (pid {self.pid})"
+        return f"{kin.brief(self.words) or '?'} (pid {self.pid})"
 
 
 @dataclass(frozen=True)
