@@ -24,8 +24,8 @@ def facts(number: int = 0, **changed: Any) -> dict[str, Any]:
         "numpy": "2.1.0",
         "instep_at": "/venv/lib/instep",
         "instep_hash": A,
-        "cwd": {"path": "/work", "there": True, "writable": True},
-        "script": {"path": "/work/train.py", "hash": B, "why": ""},
+        "cwd": {"path": "/code", "there": True, "writable": True},
+        "script": {"path": "/code/train.py", "hash": B, "why": ""},
         "code": None,
         "free_bytes": 1 << 40,
         "shared": None,
@@ -57,8 +57,8 @@ def test_alike() -> None:
     assert check(answers({"torch": None}, {"torch": None}), facts()) == []
 
 
-MISSING = {"script": {"path": "/work/train.py", "hash": None, "why": "missing"}}
-NO_FOLDER = {"cwd": {"path": "/work", "there": False, "writable": False}}
+MISSING = {"script": {"path": "/code/train.py", "hash": None, "why": "missing"}}
+NO_FOLDER = {"cwd": {"path": "/code", "there": False, "writable": False}}
 
 
 @pytest.mark.parametrize(
@@ -92,13 +92,13 @@ NO_FOLDER = {"cwd": {"path": "/work", "there": False, "writable": False}}
             MISSING,
             "",
             "script  bbbbbbbb  missing ✗  bbbbbbbb",
-            "on n2 there is no /work/train.py\nrun in a folder that all",
+            "on n2 there is no /code/train.py\nrun in a folder that all",
         ),
         (
-            {"script": {"path": "/work/train.py", "hash": C, "why": ""}},
+            {"script": {"path": "/code/train.py", "hash": C, "why": ""}},
             "",
             "script  bbbbbbbb  cccccccc ✗  bbbbbbbb",
-            "on n2 /work/train.py is another one than here (bbbbbbbb)",
+            "on n2 /code/train.py is another one than here (bbbbbbbb)",
         ),
         (
             NO_FOLDER,

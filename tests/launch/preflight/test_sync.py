@@ -30,10 +30,10 @@ SSH = ["ssh", "-o", "BatchMode=yes"]
 @pytest.mark.parametrize(
     ("host", "folder", "runs", "last", "has"),
     [
-        ("n2", "/work", "/work/runs", "n2:/work/", "--exclude=/runs/"),
-        ("anna@n2", "/work", "/work/out/r", "anna@n2:/work/", "--exclude=/out/r/"),
-        ("fd00::2", "/work", "/elsewhere", "[fd00::2]:/work/", "--exclude=.venv*"),
-        ("anna@fd00::2", "/work", "/work/r[1]*", "anna@[fd00::2]:/work/", r"--exclude=/r\[1]\*/"),
+        ("n2", "/code", "/code/runs", "n2:/code/", "--exclude=/runs/"),
+        ("anna@n2", "/code", "/code/out/r", "anna@n2:/code/", "--exclude=/out/r/"),
+        ("fd00::2", "/code", "/elsewhere", "[fd00::2]:/code/", "--exclude=.venv*"),
+        ("anna@fd00::2", "/code", "/code/r[1]*", "anna@[fd00::2]:/code/", r"--exclude=/r\[1]\*/"),
         ("n2", "/a b/c'd", "/r", "n2:/a b/c'd/", """--rsync-path=mkdir -p '/a b/c'"'"'d' && rsync"""),
     ],
 )
