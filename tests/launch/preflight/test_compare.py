@@ -104,7 +104,7 @@ NO_FOLDER = {"cwd": {"path": "/code", "there": False, "writable": False}}
             NO_FOLDER,
             "",
             "folder  there  missing ✗  there",
-            "on n2 there is no /work\nrun in a folder that all machines share; or let instep copy the code:  --sync",
+            "on n2 there is no /code\nrun in a folder that all machines share; or let instep copy the code:  --sync",
         ),
         ({}, "not shared", "runs folder  shared  not shared ✗  shared", "--own-copies"),
         (
