@@ -208,7 +208,7 @@ def _conclude(job: Job, verdict: Verdict, seconds: float) -> Done:
 
 def _answer(job: Job, rank: int) -> Answer:
     file = job.folder / f"answer-{rank}"
-    if not file.exists():
+    if not file.exists():  # the rank was killed before it could answer
         return Answer(payload=b"")
     answer = pickle.loads(file.read_bytes())
     assert isinstance(answer, Answer)

@@ -184,6 +184,13 @@ def _left(killed: set[int]) -> tuple[str, ...]:
     return tuple(left)
 
 
+def _write(file: Path, data: bytes) -> None:
+    """Whole or not at all: a rank may be killed in the middle."""
+    draft = file.with_name(f"{file.name}.tmp")
+    draft.write_bytes(data)
+    draft.replace(file)
+
+
 def _rank(job: Job, rank: int) -> int:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGCHLD])
     _redirect(job.folder / f"out-{rank}")
@@ -200,9 +207,9 @@ def _rank(job: Job, rank: int) -> int:
         sys.modules["numpy"].random.seed()
     answer = job.folder / f"answer-{rank}"
     try:
-        answer.write_bytes(pickle.dumps(_value(_call(job))))
+        _write(answer, pickle.dumps(_value(_call(job))))
     except BaseException as error:  # noqa: BLE001 (raised again by the harness)
-        answer.write_bytes(pickle.dumps(_failure(error)))
+        _write(answer, pickle.dumps(_failure(error)))
         return 1
     # The end of a Python program: threads, then exit functions. A hang there is a hang.
     for thread in threading.enumerate():

@@ -6,6 +6,7 @@ import json
 import re
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from tests import faults
@@ -82,6 +83,8 @@ SAVES = """
         sys.exit()
 
     def save(number, _):
+        for again in (signal.SIGUSR1, signal.SIGTERM):  # Slurm and the launcher both send it
+            signal.signal(again, signal.SIG_IGN)
         saved.write_text(signal.Signals(number).name)
         sys.exit(75)
 
@@ -120,7 +123,8 @@ class Stopped:
 def test_a_time_limit_a_job_of_more_weight_and_scancel(sandbox: Sandbox) -> None:
     """Slurm stops three jobs at once; two save and go on, the one that was cancelled does not."""
     limited, preempted, cancelled = Stopped(sandbox, "n3", "--time=1"), Stopped(sandbox, "n2"), Stopped(sandbox, "n1")
-    with ThreadPoolExecutor() as pool:
+    with ThreadPoolExecutor() as pool, ExitStack() as at_end:
+        at_end.callback(sandbox.exec, "n1", ["scancel", "--user=root"])  # where this fails
         ends = [pool.submit(one.run) for one in (limited, preempted, cancelled)]
         jobs = [one.wait() for one in (limited, preempted, cancelled)]
         begin = time.monotonic()
