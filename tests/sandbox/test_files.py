@@ -152,10 +152,10 @@ def test_rates_that_cannot_be(rate: str) -> None:
 @pytest.mark.parametrize(
     ("rw", "ro", "shown"),
     [
-        (["/work"], ["/work/.venv", "/work/src"], [("/work", "rw")]),
-        (["/work/a"], ["/work"], [("/work", "ro"), ("/work/a", "rw")]),
-        (["/work"], ["/work"], [("/work", "rw")]),
-        (["/work", "/workshop"], [], [("/work", "rw"), ("/workshop", "rw")]),
+        (["/code"], ["/code/.venv", "/code/src"], [("/code", "rw")]),
+        (["/code/a"], ["/code"], [("/code", "ro"), ("/code/a", "rw")]),
+        (["/code"], ["/code"], [("/code", "rw")]),
+        (["/code", "/codeshop"], [], [("/code", "rw"), ("/codeshop", "rw")]),
         ([], ["/opt/py", "/opt/py/lib"], [("/opt/py", "ro")]),
         (["/a/b/c"], ["/a", "/a/b"], [("/a", "ro"), ("/a/b/c", "rw")]),
     ],
